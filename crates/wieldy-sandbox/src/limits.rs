@@ -59,7 +59,7 @@ pub(crate) fn overrun_of_group(used: &Used, own: &ResourceLimits, whole: &Resour
         let (own, whole) = (own.memory_bytes, whole.memory_bytes);
         return overrun("memory_bytes", used.oom_kills_by, own, whole, used.memory_peak_bytes);
     }
-    if used.process_refusals.is_some_and(|refusals| refusals > 0) {
+    if used.process_refusals.is_some_and(|proxy_denials| proxy_denials > 0) {
         return overrun("processes", used.process_refusals_by, own.processes, whole.processes, used.processes_peak);
     }
     None

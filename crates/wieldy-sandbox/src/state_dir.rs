@@ -15,14 +15,14 @@ use rustix::mount::{UnmountFlags, unmount};
 use wieldy_core::Level;
 
 /// A driver's own folder; what is in it goes with it.
-pub(crate) struct Home {
+pub(crate) struct StateDir {
     folder: PathBuf,
     /// Folders of control groups that only the runtime has made, above all those of its containers.
     foreign_groups: Mutex<BTreeSet<PathBuf>>,
     _lock: File,
 }
 
-impl Home {
+impl StateDir {
     /// Makes a home below `state` for containers of the runtime `level`.
     pub(crate) fn make(state: &Path, level: &str) -> io::Result<Self> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(state)?;
@@ -66,7 +66,7 @@ impl Home {
     }
 }
 
-impl Drop for Home {
+impl Drop for StateDir {
     fn drop(&mut self) {
         let foreign = self.foreign_groups.lock().unwrap_or_else(PoisonError::into_inner);
         foreign.iter().for_each(|folder| drop(fs::remove_dir(folder)));
@@ -78,8 +78,8 @@ impl Drop for Home {
 /// false stays. Returns the number of those that were removed.
 pub(crate) fn sweep_folder(state: &Path, forget: impl Fn(Level, &Path) -> bool) -> usize {
     let entries = fs::read_dir(state).into_iter().flatten().flatten();
-    let homes = entries.filter_map(|entry| Some((entry.path(), level_of(entry.file_name().to_str()?)?)));
-    homes.filter(|(home, level)| sweep_one(home, || forget(*level, home))).count()
+    let dirs = entries.filter_map(|entry| Some((entry.path(), level_of(entry.file_name().to_str()?)?)));
+    dirs.filter(|(dir, level)| sweep_one(dir, || forget(*level, dir))).count()
 }
 
 fn sweep_one(folder: &Path, forget: impl FnOnce() -> bool) -> bool {
@@ -115,8 +115,8 @@ fn clear(folder: &Path) {
 fn level_of(name: &str) -> Option<Level> {
     let mut parts = name.split('-');
     let (level, process, number) = (parts.next()?, parts.next()?, parts.next()?);
-    let is_home = process.parse::<u32>().is_ok() && number.parse::<usize>().is_ok() && parts.next().is_none();
-    level.parse().ok().filter(|_| is_home)
+    let is_state_dir = process.parse::<u32>().is_ok() && number.parse::<usize>().is_ok() && parts.next().is_none();
+    level.parse().ok().filter(|_| is_state_dir)
 }
 
 /// Locks a folder that is still where it was.
@@ -137,14 +137,14 @@ mod tests {
     #[test]
     fn a_home_whose_driver_lives_is_left_alone_and_one_whose_driver_is_gone_is_removed() {
         let state = tempfile::tempdir().unwrap();
-        let home = Home::make(state.path(), "runc").unwrap();
+        let dir = StateDir::make(state.path(), "runc").unwrap();
         let dead = ["runc-4000000000-0", "gvisor-4000000000-0"].map(|name| state.path().join(name));
         dead.iter().for_each(|dead| fs::create_dir_all(dead.join("containers")).unwrap());
         fs::create_dir(state.path().join("runc-of-somebody")).unwrap();
         assert_eq!(sweep_folder(state.path(), |_, _| true), 2);
-        assert!(home.runtime().exists() && state.path().join("runc-of-somebody").exists());
+        assert!(dir.runtime().exists() && state.path().join("runc-of-somebody").exists());
         assert_eq!(dead.map(|dead| dead.exists()), [false; 2]);
-        drop(home);
+        drop(dir);
         assert_eq!(fs::read_dir(state.path()).unwrap().count(), 1);
     }
 }

@@ -34,7 +34,7 @@ const NOT_EXECUTABLE: i32 = 126;
 const KEPT_BACK: [&str; 7] = ["/boot", "/home", "/media", "/mnt", "/root", "/srv", "/var"];
 
 /// Hands output on, and keeps the end of it.
-pub(crate) struct Complaints<'a> {
+pub(crate) struct FileDenials<'a> {
     output: &'a dyn OutputSink,
     stdout: Mutex<Tail>,
     stderr: Mutex<Tail>,
@@ -47,7 +47,7 @@ struct Tail {
     is_cut: bool,
 }
 
-impl<'a> Complaints<'a> {
+impl<'a> FileDenials<'a> {
     pub(crate) fn new(output: &'a dyn OutputSink) -> Self {
         Self { output, stdout: Mutex::default(), stderr: Mutex::default() }
     }
@@ -85,7 +85,7 @@ impl<'a> Complaints<'a> {
     }
 }
 
-impl OutputSink for Complaints<'_> {
+impl OutputSink for FileDenials<'_> {
     fn write(&self, stream: Stream, bytes: &[u8]) {
         let tail = match stream {
             Stream::Stdout => &self.stdout,
@@ -122,7 +122,7 @@ struct Place<'a> {
 impl Place<'_> {
     fn breaches(&self, text: &str) -> Vec<Breach> {
         let mut breaches: Vec<Breach> = Vec::new();
-        for breach in complaints(text).into_iter().filter_map(|complaint| self.breach(&complaint)) {
+        for breach in error_lines(text).into_iter().filter_map(|line| self.breach(&line)) {
             if !breaches.contains(&breach) {
                 breaches.push(breach);
             }
@@ -131,16 +131,16 @@ impl Place<'_> {
     }
 
     /// What is true of a complaint, if the plan is the reason.
-    fn breach(&self, complaint: &Complaint<'_>) -> Option<Breach> {
-        if complaint.path.len() > PATH_BYTES_MAX {
+    fn breach(&self, line: &ErrorLine<'_>) -> Option<Breach> {
+        if line.path.len() > PATH_BYTES_MAX {
             return None;
         }
-        if complaint.word == Word::NoProgram {
-            return self.missing_program(complaint.path);
+        if line.word == Word::NoProgram {
+            return self.missing_program(line.path);
         }
-        let path = without_dots(&self.folder.join(complaint.path));
+        let path = without_dots(&self.folder.join(line.path));
         let access_to = access_to(self.steps, &path);
-        let is_refused = match complaint.word {
+        let is_refused = match line.word {
             Word::ReadOnly => access_to != PathAccess::Open && access_to != PathAccess::Held,
             Word::Busy => matches!(
                 access_to,
@@ -157,7 +157,7 @@ impl Place<'_> {
             // From inside, what is not shown cannot be told from what does not exist. Nor is it told here: what counts is where it would be.
             Word::Missing => {
                 access_to == PathAccess::Outside
-                    && KEPT_BACK.iter().any(|folder| Path::new(complaint.path).starts_with(folder))
+                    && KEPT_BACK.iter().any(|folder| Path::new(line.path).starts_with(folder))
             }
             Word::NoProgram => false,
         };
@@ -229,7 +229,7 @@ fn shown(path: &str) -> String {
 
 /// The words that a program has for being refused, and the path beside them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Complaint<'a> {
+struct ErrorLine<'a> {
     word: Word,
     path: &'a str,
 }
@@ -257,7 +257,7 @@ const WORDS: [(&str, Word); 7] = [
 ];
 
 /// All complaints in a text, in its order. A path that was taken for one by mistake does no harm: a plan is asked about it, too.
-fn complaints(text: &str) -> Vec<Complaint<'_>> {
+fn error_lines(text: &str) -> Vec<ErrorLine<'_>> {
     let lines: Vec<&str> = text.lines().collect();
     let mut found = Vec::new();
     for (number, line) in lines.iter().enumerate() {
@@ -273,7 +273,7 @@ fn complaints(text: &str) -> Vec<Complaint<'_>> {
             if paths.is_empty() {
                 paths = paths_above(lines.get(..number).unwrap_or_default());
             }
-            found.extend(paths.into_iter().map(|path| Complaint { word, path }));
+            found.extend(paths.into_iter().map(|path| ErrorLine { word, path }));
         }
     }
     found

@@ -86,7 +86,7 @@ fn name(word: &str) -> Option<&str> {
 const BREACHES_MAX: usize = 64;
 
 /// Those who hear of a sandbox's refusals.
-pub(crate) struct Refusals {
+pub(crate) struct ProxyDenials {
     sandbox: SandboxRef,
     running: Mutex<Running>,
 }
@@ -94,32 +94,32 @@ pub(crate) struct Refusals {
 #[derive(Default)]
 struct Running {
     begun: u64,
-    commands: BTreeMap<u64, Heard>,
+    commands: BTreeMap<u64, Listener>,
 }
 
-struct Heard {
+struct Listener {
     output: Arc<dyn OutputSink>,
     breaches: Vec<Breach>,
 }
 
 /// A command that hears of refusals until this is dropped.
-pub(crate) struct Hearing<'a> {
-    refusals: &'a Refusals,
+pub(crate) struct DenialListener<'a> {
+    proxy_denials: &'a ProxyDenials,
     number: u64,
 }
 
-impl Refusals {
+impl ProxyDenials {
     pub(crate) fn new(sandbox: SandboxRef) -> Self {
         Self { sandbox, running: Mutex::default() }
     }
 
     /// A command begins; its `output` hears of what is refused from now on.
-    pub(crate) fn hear(&self, output: &Arc<dyn OutputSink>) -> Hearing<'_> {
+    pub(crate) fn listen(&self, output: &Arc<dyn OutputSink>) -> DenialListener<'_> {
         let mut running = self.running();
         running.begun += 1;
         let number = running.begun;
-        running.commands.insert(number, Heard { output: Arc::clone(output), breaches: Vec::new() });
-        Hearing { refusals: self, number }
+        running.commands.insert(number, Listener { output: Arc::clone(output), breaches: Vec::new() });
+        DenialListener { proxy_denials: self, number }
     }
 
     /// Tells of a refusal.
@@ -128,9 +128,9 @@ impl Refusals {
         let Refusal { host, port, reason } = refusal;
         let shared = running.commands.len() > 1;
         let breach = Breach::Network { host, port: Some(port), reason: reason.as_str().into(), shared };
-        for heard in running.commands.values_mut().filter(|heard| heard.breaches.len() < BREACHES_MAX) {
-            heard.output.refused(&self.sandbox, &breach);
-            heard.breaches.push(breach.clone());
+        for listener in running.commands.values_mut().filter(|listener| listener.breaches.len() < BREACHES_MAX) {
+            listener.output.refused(&self.sandbox, &breach);
+            listener.breaches.push(breach.clone());
         }
     }
 
@@ -140,25 +140,30 @@ impl Refusals {
 }
 
 /// Starts the proxy of a sandbox, which reports its denials here.
-pub(crate) fn serve(listener: OwnedFd, allowed: Allowed, refusals: &Arc<Refusals>) -> io::Result<Proxy> {
+pub(crate) fn serve(listener: OwnedFd, allowed: Allowed, proxy_denials: &Arc<ProxyDenials>) -> io::Result<Proxy> {
     let listener = std::net::TcpListener::from(listener);
     listener.set_nonblocking(true)?;
-    let refusals = Arc::clone(refusals);
-    let refused = move |refusal: Refusal| refusals.tell(refusal);
+    let proxy_denials = Arc::clone(proxy_denials);
+    let refused = move |refusal: Refusal| proxy_denials.tell(refusal);
     let listener = tokio::net::TcpListener::from_std(listener)?;
     Ok(Proxy::serve(listener, allowed, Arc::new(proxy::SystemResolver), Arc::new(refused)))
 }
 
-impl Hearing<'_> {
+impl DenialListener<'_> {
     /// All that was refused so far.
     pub(crate) fn breaches(&self) -> Vec<Breach> {
-        self.refusals.running().commands.get(&self.number).map(|heard| heard.breaches.clone()).unwrap_or_default()
+        self.proxy_denials
+            .running()
+            .commands
+            .get(&self.number)
+            .map(|listener| listener.breaches.clone())
+            .unwrap_or_default()
     }
 }
 
-impl Drop for Hearing<'_> {
+impl Drop for DenialListener<'_> {
     fn drop(&mut self) {
-        self.refusals.running().commands.remove(&self.number);
+        self.proxy_denials.running().commands.remove(&self.number);
     }
 }
 

@@ -193,14 +193,14 @@ fn heard_of(streams: &[Stream], chunks: &[&[u8]], ended: Ended) -> Vec<Breach> {
         stdin: Default::default(),
         terminal: None,
     };
-    let complaints = Complaints::new(&Nowhere);
+    let scan = FileDenials::new(&Nowhere);
     for (stream, chunk) in streams.iter().cycle().zip(chunks) {
-        complaints.write(*stream, chunk);
+        scan.write(*stream, chunk);
     }
-    complaints.breaches(ended, &command, &confinement, &steps())
+    scan.breaches(ended, &command, &confinement, &steps())
 }
 
-fn heard(chunks: &[&[u8]], ended: Ended) -> Vec<Breach> {
+fn denials(chunks: &[&[u8]], ended: Ended) -> Vec<Breach> {
     heard_of(&[Stream::Stderr], chunks, ended)
 }
 
@@ -208,28 +208,28 @@ fn heard(chunks: &[&[u8]], ended: Ended) -> Vec<Breach> {
 fn only_the_end_of_a_failed_command_counts_and_no_line_of_which_a_part_is_missing() {
     let (line, rest) = (b"cat: /usr/x: Read-only file system\n".as_slice(), vec![b'.'; TAIL_BYTES - 20]);
     let failed = Ended::Code(1);
-    assert_eq!(heard(&[line], failed).len(), 1);
-    assert_eq!(heard(&[&line[..9], &line[9..]], failed).len(), 1);
-    assert_eq!(heard(&[&rest, b"\n", line], failed).len(), 1);
-    assert_eq!(heard(&[&[&rest, b"\n".as_slice(), &rest, b"\n", line].concat()], failed).len(), 1);
+    assert_eq!(denials(&[line], failed).len(), 1);
+    assert_eq!(denials(&[&line[..9], &line[9..]], failed).len(), 1);
+    assert_eq!(denials(&[&rest, b"\n", line], failed).len(), 1);
+    assert_eq!(denials(&[&[&rest, b"\n".as_slice(), &rest, b"\n", line].concat()], failed).len(), 1);
     // Only the end of a line is left, which would be another complaint.
     let (whole, end) = (b"cat: own/usr/x: Read-only file system\n".as_slice(), "/usr/x: Read-only file system\n".len());
-    assert_eq!(heard(&[&whole[whole.len() - end..]], failed).len(), 1);
-    assert_eq!(heard(&[whole, &vec![b'.'; TAIL_BYTES - end]], failed), []);
+    assert_eq!(denials(&[&whole[whole.len() - end..]], failed).len(), 1);
+    assert_eq!(denials(&[whole, &vec![b'.'; TAIL_BYTES - end]], failed), []);
     // Far more than is kept, in parts of every size.
     for size in [1, 7, 1000, TAIL_BYTES - 1, TAIL_BYTES, TAIL_BYTES + 1] {
         let all = [vec![b'.'; 5 * TAIL_BYTES], b"\n".to_vec(), line.to_vec()].concat();
-        assert_eq!(heard(&all.chunks(size).collect::<Vec<_>>(), failed).len(), 1, "{size}");
+        assert_eq!(denials(&all.chunks(size).collect::<Vec<_>>(), failed).len(), 1, "{size}");
         let all = [line.to_vec(), vec![b'.'; TAIL_BYTES], b"\n".to_vec()].concat();
-        assert_eq!(heard(&all.chunks(size).collect::<Vec<_>>(), failed).len(), 0, "{size}");
+        assert_eq!(denials(&all.chunks(size).collect::<Vec<_>>(), failed).len(), 0, "{size}");
     }
     // Who has complained elsewhere does not complain where it prints.
     let (out, err) = (Stream::Stdout, Stream::Stderr);
     assert_eq!(heard_of(&[out], &[line], failed).len(), 1);
     assert_eq!(heard_of(&[out, err], &[line, b"failed\n"], failed), []);
     assert_eq!(heard_of(&[out, err], &[b"begun\n", line], failed).len(), 1);
-    assert_eq!(heard(&[line], Ended::Code(0)), []);
-    assert_eq!(heard(&[line], Ended::Signal(9)), []);
+    assert_eq!(denials(&[line], Ended::Code(0)), []);
+    assert_eq!(denials(&[line], Ended::Signal(9)), []);
 }
 
 /// Texts in which something that could be a complaint is likely.
@@ -268,7 +268,7 @@ proptest! {
 
     #[test]
     fn whatever_is_said_makes_few_breaches_that_the_plan_confirms(said in said(), code in -1..300) {
-        for breach in heard(&[&said], Ended::Code(code)) {
+        for breach in denials(&[&said], Ended::Code(code)) {
             let Breach::Filesystem { path, reason } = &breach else { unreachable!("it is about files") };
             prop_assert!(code != 0);
             prop_assert!(path.len() < TAIL_BYTES && !path.chars().any(char::is_control), "{breach}");
@@ -276,7 +276,7 @@ proptest! {
             let access_to = access_to(&steps(), &Path::new("/w").join(path));
             prop_assert!(access_to != PathAccess::Open, "{breach}");
         }
-        prop_assert!(heard(&[&said], Ended::Code(code)).len() <= BREACHES_MAX);
+        prop_assert!(denials(&[&said], Ended::Code(code)).len() <= BREACHES_MAX);
     }
 }
 

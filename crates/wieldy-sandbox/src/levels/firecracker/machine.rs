@@ -22,7 +22,7 @@ use wieldy_core::{
 };
 
 use super::api::Guest;
-use super::calls;
+use super::commands;
 use super::console::Console;
 use super::frames::{self, Kind, Prepare};
 use super::sync::{Ours, Room};
@@ -75,7 +75,7 @@ pub(super) struct Machine {
     /// Until Firecracker is in it: whoever ends that takes it away.
     group: Mutex<Option<Group>>,
     console: Arc<Console>,
-    keeper: Mutex<Option<JoinHandle<()>>>,
+    vmm_task: Mutex<Option<JoinHandle<()>>>,
     /// Told to end the guest; also cancelled when it has ended.
     stop: CancellationToken,
     gone: CancellationToken,
@@ -128,7 +128,7 @@ impl Machine {
             folder,
             group: Mutex::new(Some(group)),
             console: Arc::default(),
-            keeper: Mutex::default(),
+            vmm_task: Mutex::default(),
             stop: CancellationToken::new(),
             gone: CancellationToken::new(),
             workspace: Arc::new(tokio::sync::Mutex::new(workspace)),
@@ -136,7 +136,7 @@ impl Machine {
             executed: AtomicU64::new(0),
             used_at: Mutex::new(Instant::now()),
         });
-        match machine.rise(confinement, options, &base.program).await {
+        match machine.boot(confinement, options, &base.program).await {
             Ok(()) => Ok(machine),
             Err(error) => {
                 machine.end().await;
@@ -145,7 +145,7 @@ impl Machine {
         }
     }
 
-    async fn rise(
+    async fn boot(
         &self,
         confinement: &Confinement,
         options: &FirecrackerOptions,
@@ -157,13 +157,13 @@ impl Machine {
             make_disk(&disk, bytes)
         });
         made.await.map_err(|error: io::Error| creation(format!("the guest's disk: {error}")))?;
-        self.employ_keeper(program);
+        self.start_vmm(program);
         let api = self.file("api");
         self.until(|| tokio::net::UnixStream::connect(api.clone())).await?;
         let guest = guest(&self.limits, options, self.file("disk"), self.file("vsock"));
         guest.start(&api).await.map_err(|error| creation(error.to_string()))?;
         let vsock = self.file("vsock");
-        let stream = self.until(|| calls::connect(vsock.clone())).await?;
+        let stream = self.until(|| commands::connect(vsock.clone())).await?;
         let order = Prepare {
             workspace: confinement.workspace.clone(),
             room_bytes: self.limits.disk_bytes.unwrap_or(DISK_BYTES),
@@ -171,11 +171,11 @@ impl Machine {
         };
         let prepared = tokio::time::timeout(START_PATIENCE, prepare_guest(stream, &order)).await;
         let prepared = prepared.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
-        prepared.map_err(|error| self.not_stood(&format!("the guest could not be prepared: {error}")))
+        prepared.map_err(|error| self.not_booted(&format!("the guest could not be prepared: {error}")))
     }
 
     /// Lets Firecracker run for as long as the guest should stand, and takes its cgroup away after it, also where nobody waits for that.
-    fn employ_keeper(&self, program: &Path) {
+    fn start_vmm(&self, program: &Path) {
         let words =
             ["--api-sock", &self.file("api").to_string_lossy(), "--id", &self.made.id.0].map(String::from).into();
         let (program, console, group) = (program.to_owned(), Arc::clone(&self.console), lock(&self.group).take());
@@ -197,7 +197,7 @@ impl Machine {
             let _ = blocking(move || group.map_or(Ok(()), |group| group.kill())).await;
             gone.cancel();
         };
-        *lock(&self.keeper) = Some(tokio::spawn(running));
+        *lock(&self.vmm_task) = Some(tokio::spawn(running));
     }
 
     /// Tries again and again, as long as Firecracker lives and there is hope.
@@ -216,11 +216,11 @@ impl Machine {
         };
         let tried = tokio::time::timeout(START_PATIENCE, trying).await;
         let tried = tried.unwrap_or_else(|_| Err(format!("it did not stand within {} s", START_PATIENCE.as_secs())));
-        tried.map_err(|reason| self.not_stood(&reason))
+        tried.map_err(|reason| self.not_booted(&reason))
     }
 
     /// Why the guest does not stand, with what was last said on its console.
-    fn not_stood(&self, reason: &str) -> SandboxError {
+    fn not_booted(&self, reason: &str) -> SandboxError {
         match self.console.last() {
             Some(said) => creation(format!("{reason}; it last said: {said}")),
             None => creation(reason.to_owned()),
@@ -238,10 +238,10 @@ impl Machine {
         let _busy = Busy::new(self);
         let (order, requested) = order(command, confinement)?;
         // Nobody can tell who in a guest has changed what: also what others did that run beside this one is told here.
-        let mut given_up = pin!(calls::given_up(stop, Duration::from_millis(order.grace_ms)));
+        let mut given_up = pin!(commands::given_up(stop, Duration::from_millis(order.grace_ms)));
         let mut breaches = self.sync(given_up.as_mut()).await?;
         let outcome = tokio::select! {
-            outcome = calls::run(self.file("vsock"), command, order, output, stop, given_up.as_mut()) => outcome,
+            outcome = commands::run(self.file("vsock"), command, order, output, stop, given_up.as_mut()) => outcome,
             () = self.gone.cancelled() => Err(io::Error::other("Firecracker ended")),
         };
         let report = match outcome {
@@ -250,7 +250,7 @@ impl Machine {
             Ok(_) => return Err(self.lost("it said what makes no sense")),
             // It kept its guest from its work until that was ended with it.
             Err(error) if error.kind() == io::ErrorKind::TimedOut && stop.is_cancelled() => {
-                self.raze().await;
+                self.remove().await;
                 return Ok(self.exit(Ended::Signal(libc::SIGKILL), Usage::default(), None, breaches));
             }
             // The agent says why it cannot say how the command went: the guest is there, only the command's supervisor is not.
@@ -259,7 +259,7 @@ impl Machine {
                 return Err(SandboxError::Crashed { reason });
             }
             Err(error) => {
-                self.raze().await;
+                self.remove().await;
                 return Err(self.lost(&error.to_string()));
             }
         };
@@ -295,21 +295,21 @@ impl Machine {
             workspace = Arc::clone(&self.workspace).lock_owned() => workspace,
         };
         let vsock = self.file("vsock");
-        let work = move || -> io::Result<_> { workspace.sync(&mut calls::connect_blocking(&vsock)?) };
+        let work = move || -> io::Result<_> { workspace.sync(&mut commands::connect_blocking(&vsock)?) };
         let mut synced = pin!(blocking(work));
         let error = tokio::select! {
             biased;
             synced = synced.as_mut() => match synced {
                 Ok(breaches) => return Ok(breaches),
                 Err(error) => {
-                    self.raze().await;
+                    self.remove().await;
                     return Err(failed(&error.to_string()));
                 }
             },
             () = given_up => stopped.to_owned(),
             () = tokio::time::sleep(SYNC_MAX) => format!("it was not done within {} s", SYNC_MAX.as_secs()),
         };
-        self.raze().await;
+        self.remove().await;
         // Its connection went with the guest.
         let _ = synced.await;
         Err(failed(&error))
@@ -342,17 +342,17 @@ impl Machine {
     }
 
     /// Ends Firecracker, and waits until it is gone.
-    async fn raze(&self) {
+    async fn remove(&self) {
         self.stop.cancel();
-        let keeper = lock(&self.keeper).take();
-        if let Some(keeper) = keeper {
-            let _ = keeper.await;
+        let vmm_task = lock(&self.vmm_task).take();
+        if let Some(vmm_task) = vmm_task {
+            let _ = vmm_task.await;
         }
     }
 
     /// Ends the guest and takes it away; its disk goes with it.
     pub(super) async fn end(self: Arc<Self>) {
-        self.raze().await;
+        self.remove().await;
     }
 
     fn file(&self, name: &str) -> PathBuf {

@@ -11,12 +11,12 @@
 //! What it does not: a guest has no network, and no mounts beside the workspace; asking for either is refused. Firecracker runs as the
 //! executor's own user, without its jailer. What a guest did not bring back when it was lost, is lost.
 //!
-//! In reading order: the guest (`machine.rs`), Firecracker's API (`api.rs`), the commands in it (`calls.rs`) and the workspace (`sync.rs`);
+//! In reading order: the guest (`machine.rs`), Firecracker's API (`api.rs`), the commands in it (`commands.rs`) and the workspace (`sync.rs`);
 //! what is said (`frames.rs`) and who answers in the guest (`agent.rs`).
 
 mod agent;
 mod api;
-mod calls;
+mod commands;
 mod console;
 mod frames;
 mod machine;
@@ -42,7 +42,7 @@ use self::machine::Machine;
 pub(crate) use self::machine::enforcement;
 use crate::cgroup::Hierarchy;
 use crate::pool::{Books, Eviction, IdleLimits, Kept, kept_or_built, of_another_shape};
-use crate::state_dir::{self, Home};
+use crate::state_dir::{self, StateDir};
 use crate::supervise::run::run_to_end;
 use crate::view::plan_cache::{OwnFolders, PlanCache};
 
@@ -117,7 +117,7 @@ struct Shared {
 /// What is made when it is first needed.
 struct Base {
     program: PathBuf,
-    home: Home,
+    home: StateDir,
     hierarchy: Hierarchy,
 }
 
@@ -305,7 +305,7 @@ impl Shared {
     }
 
     async fn build(&self, confinement: &Confinement, id: SandboxId) -> Result<Arc<Machine>, SandboxError> {
-        let base = self.base.get_or_try_init(|| self.lay_base()).await?;
+        let base = self.base.get_or_try_init(|| self.make_base()).await?;
         let (home, state) = (self.options.home.clone(), Some(self.options.state.clone()));
         let plan = PlanCache::default().plan(confinement, &OwnFolders { home, state })?;
         let made = SandboxRef { id, level: Level::Firecracker };
@@ -315,7 +315,7 @@ impl Shared {
     }
 
     /// Sees that all is there, makes what all guests need, and removes what dead executors left of theirs.
-    async fn lay_base(&self) -> Result<Base, SandboxError> {
+    async fn make_base(&self) -> Result<Base, SandboxError> {
         let creation = |reason: String| SandboxError::Creation { reason: format!("firecracker: {reason}") };
         let options = self.options.clone();
         let work = move || -> Result<Base, SandboxError> {
@@ -326,11 +326,11 @@ impl Shared {
             };
             let (program, _) = options.probe().map_err(unavailable)?;
             let level = Level::Firecracker.as_str();
-            let make = || -> std::io::Result<Home> {
+            let make = || -> std::io::Result<StateDir> {
                 std::fs::create_dir_all(&options.state)?;
                 let state = options.state.canonicalize()?;
                 state_dir::sweep_folder(&state, |level, _| level == Level::Firecracker);
-                Home::make(&state, level)
+                StateDir::make(&state, level)
             };
             let home = make().map_err(|error| creation(format!("`{}`: {error}", options.state.display())))?;
             let hierarchy = Hierarchy::find();

@@ -31,7 +31,7 @@ use self::idmap::IdMaps;
 use self::sandbox::NativeSandbox;
 use self::warm::{BuildError, WarmInit, failed};
 use crate::cgroup::{Controller, Hierarchy, KnownGroup};
-use crate::disk_quota::Ledger;
+use crate::disk_quota::DiskQuota;
 use crate::disk_quota::Ran;
 use crate::pool::{Books, Eviction, kept_or_built, no_longer_intact, of_another_shape};
 use crate::supervise::run::run_to_end;
@@ -52,7 +52,7 @@ struct Shared {
     kept: Books<Key, NativeSandbox>,
     session_parents: SessionParents,
     plan_cache: PlanCache,
-    ledger: Ledger,
+    disk_quota: DiskQuota,
     /// Those of calls without a session, while they run.
     in_use: Mutex<Vec<Arc<NativeSandbox>>>,
     warm_sandboxes: Mutex<HashMap<Shape, Vec<Arc<NativeSandbox>>>>,
@@ -92,7 +92,7 @@ impl Native {
             kept: Mutex::default(),
             session_parents: SessionParents::default(),
             plan_cache: PlanCache::default(),
-            ledger: Ledger::default(),
+            disk_quota: DiskQuota::default(),
             in_use: Mutex::default(),
             warm_sandboxes: Mutex::default(),
             warm_inits: Mutex::default(),
@@ -139,9 +139,9 @@ impl Sandbox for Native {
     ) -> BoxFuture<'a, Result<Exit, SandboxError>> {
         let (shared, command, confinement) = (Arc::clone(&self.shared), command.clone(), confinement.clone());
         Box::pin(run_to_end(stop, |stop| async move {
-            let left = shared.ledger.rest(&confinement);
+            let left = shared.disk_quota.remaining(&confinement);
             let ran = shared.execute(&command, &left, &output, &stop).await?;
-            Ok(shared.ledger.enter(&confinement, ran))
+            Ok(shared.disk_quota.charge(&confinement, ran))
         }))
     }
 

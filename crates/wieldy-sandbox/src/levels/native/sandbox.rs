@@ -20,8 +20,8 @@ use super::idmap::IdMaps;
 use super::rest::Rests;
 use super::warm::{BuildError, WarmInit, creation, failed, idle_command, report};
 use crate::cgroup::{Controller, Group, Hierarchy};
-use crate::denials::files::Complaints;
-use crate::denials::network::Refusals;
+use crate::denials::files::FileDenials;
+use crate::denials::network::ProxyDenials;
 use crate::denials::network::serve;
 use crate::disk_quota::Ran;
 use crate::limits::{group_limits, is_told, measured, overrun, overrun_of_group, usage};
@@ -65,7 +65,7 @@ pub(super) struct NativeSandbox {
     /// How its file tree was put together.
     steps: Vec<Step>,
     idle: Mutex<Vec<PooledSupervisor>>,
-    refusals: Arc<Refusals>,
+    proxy_denials: Arc<ProxyDenials>,
     _proxy: Option<Proxy>,
     supervisors_made: AtomicU64,
     executed: AtomicU64,
@@ -118,11 +118,11 @@ impl NativeSandbox {
         let InitReport::Ready { proxy_port, .. } = received.message else {
             return Err(creation("its first process is out of step".into()).into());
         };
-        let refusals = Arc::new(Refusals::new(made.clone()));
+        let proxy_denials = Arc::new(ProxyDenials::new(made.clone()));
         let mut descriptors = received.descriptors.into_iter();
         let namespace = descriptors.next();
         let proxy = allowed.zip(descriptors.next());
-        let proxy = proxy.map(|(allowed, listener)| serve(listener, allowed, &refusals)).transpose();
+        let proxy = proxy.map(|(allowed, listener)| serve(listener, allowed, &proxy_denials)).transpose();
         let proxy = proxy.map_err(|error| failed("starting the proxy", &error))?;
         if !are_unchanged(&masked) {
             return Err(BuildError::Changed(creation("something that it covers was replaced meanwhile".into())));
@@ -146,7 +146,7 @@ impl NativeSandbox {
             environment,
             steps,
             idle: Mutex::new(vec![PooledSupervisor { supervisor: prepared.supervisor, group: first, residents: 2 }]),
-            refusals,
+            proxy_denials,
             _proxy: proxy,
             supervisors_made: AtomicU64::new(1),
             executed: AtomicU64::new(0),
@@ -233,7 +233,7 @@ impl NativeSandbox {
     ) -> Result<Ran, SandboxError> {
         let _busy = Busy::new(self);
         self.wake().await.map_err(|error| failed("holding places for protection again", &error))?;
-        let hearing = self.refusals.hear(output);
+        let listener = self.proxy_denials.listen(output);
         let mut order = self.order(command, confinement)?;
         let mut pooled = self
             .take_supervisor()
@@ -244,8 +244,8 @@ impl NativeSandbox {
         let set = pooled.group.set(&group_limits(limits, pooled.residents));
         set.map_err(|error| SandboxError::Creation { reason: format!("limiting a cgroup: {error}") })?;
         let meter = pooled.group.go_on();
-        let complaints = Complaints::new(&**output);
-        let outcome = pooled.supervisor.run(command, order, &complaints, stop).await;
+        let file_denials = FileDenials::new(&**output);
+        let outcome = pooled.supervisor.run(command, order, &file_denials, stop).await;
         let mut used = pooled.group.used(&meter);
         used.leave_out(pooled.residents);
         match &outcome {
@@ -259,7 +259,7 @@ impl NativeSandbox {
             Err(error) if error.is_crash() => match overrun_of_group(&used, limits, &self.limits) {
                 Some(overrun) if overrun.limit == "memory_bytes" => {
                     let (ended, usage) = (Ended::Signal(libc::SIGKILL), usage(Usage::default(), &used));
-                    let (sandbox, breaches) = (self.made.clone(), hearing.breaches());
+                    let (sandbox, breaches) = (self.made.clone(), listener.breaches());
                     let exit = Exit { ended, usage, sandbox, overrun: Some(overrun), breaches };
                     return Ok(Ran { exit, files_made: 0 });
                 }
@@ -275,9 +275,9 @@ impl NativeSandbox {
             None => overrun_of_group(&used, limits, &self.limits)
                 .filter(|overrun| is_told(overrun, ended, stop.is_cancelled())),
         };
-        let mut breaches = hearing.breaches();
+        let mut breaches = listener.breaches();
         if overrun.is_none() && !stop.is_cancelled() {
-            breaches.extend(complaints.breaches(ended, command, confinement, &self.steps));
+            breaches.extend(file_denials.breaches(ended, command, confinement, &self.steps));
         }
         let usage = usage(measured(&report), &used);
         let exit = Exit { ended, usage, sandbox: self.made.clone(), overrun, breaches };

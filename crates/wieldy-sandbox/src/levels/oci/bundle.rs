@@ -15,9 +15,9 @@ use oci_spec::runtime::{
 };
 use wieldy_core::{Level, Network};
 
-use super::idmap::{AGENT, Lent};
+use super::idmap::{AGENT, IdmappedMount};
 use crate::filter::oci_profile;
-use crate::state_dir::Home;
+use crate::state_dir::StateDir;
 use crate::view::plan::{Kind, Room, Step};
 
 /// Parts of `/proc` that tell about the machine or act on it.
@@ -60,12 +60,12 @@ pub(super) struct Tree {
     root: PathBuf,
     mounts: Vec<Mount>,
     /// To be dropped once the container stands.
-    pub(super) lent: Vec<Lent>,
+    pub(super) lent: Vec<IdmappedMount>,
 }
 
 impl Tree {
     /// Makes what the steps need below the container's folder.
-    pub(super) fn make(id: &str, steps: &[Step], level: Level, home: &Home) -> io::Result<Self> {
+    pub(super) fn make(id: &str, steps: &[Step], level: Level, home: &StateDir) -> io::Result<Self> {
         let folder = home.container(id);
         let root = folder.join("root");
         for (path, mode) in [(&folder, 0o711), (&root, 0o755), (&folder.join("covers"), 0o711)] {
@@ -148,14 +148,14 @@ pub(super) fn source_of_memory(path: &Path) -> String {
 
 struct Making<'a> {
     id: &'a str,
-    home: &'a Home,
+    home: &'a StateDir,
     level: Level,
     steps: &'a [Step],
     /// Files of our own that are mounted over others.
     masked: PathBuf,
     root: PathBuf,
     /// By the number of the step.
-    lent: Vec<(usize, Lent)>,
+    lent: Vec<(usize, IdmappedMount)>,
     mounts: Vec<Mount>,
 }
 
@@ -250,7 +250,7 @@ impl Making<'_> {
     }
 
     fn lend(&mut self, number: usize, source: &Path) -> io::Result<PathBuf> {
-        let lent = Lent::new(source, self.home.lent(self.id, number))?;
+        let lent = IdmappedMount::new(source, self.home.lent(self.id, number))?;
         let path = lent.path().to_owned();
         self.lent.push((number, lent));
         Ok(path)

@@ -13,19 +13,19 @@ use wieldy_core::{Level, ResourceLimits, SessionKey};
 use crate::cgroup::{Group, GroupLimits, Hierarchy};
 
 /// A control group, and what is on top of its limits because a runtime needs it.
-pub(super) struct Nest {
+pub(super) struct CgroupParent {
     pub(super) group: Group,
     limits: GroupLimits,
-    on_top: Mutex<OnTop>,
+    overhead: Mutex<Overhead>,
     /// What the runtime makes for it beside our groups.
     foreign: Vec<PathBuf>,
     // After all that is removed with this one.
-    above: Option<Arc<Nest>>,
+    above: Option<Arc<CgroupParent>>,
 }
 
 /// What a runtime and its sleeper need for themselves, where commands are limited.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct OnTop {
+pub(super) struct Overhead {
     pub(super) memory_bytes: u64,
     pub(super) processes: u64,
 }
@@ -33,9 +33,9 @@ pub(super) struct OnTop {
 /// How many processes and threads a runtime has until it has become what it starts.
 pub(super) const STARTING: u64 = 8;
 
-impl Nest {
+impl CgroupParent {
     /// Makes a group for one container or for several, in another one's if there is one.
-    pub(super) fn of_containers(
+    pub(super) fn make(
         name: &str,
         level: Level,
         limits: &ResourceLimits,
@@ -52,7 +52,7 @@ impl Nest {
         };
         let limits = group_limits(level, limits);
         group.set(&limits)?;
-        Ok(Arc::new(Self { group, limits, on_top: Mutex::default(), foreign, above }))
+        Ok(Arc::new(Self { group, limits, overhead: Mutex::default(), foreign, above }))
     }
 
     /// What the runtime makes for it beside our groups.
@@ -61,17 +61,17 @@ impl Nest {
     }
 
     /// Leaves room for a runtime that starts something, in this group and in those above it.
-    pub(super) fn let_start(self: &Arc<Self>) -> io::Result<Room> {
-        self.make_room(OnTop { memory_bytes: 0, processes: STARTING })
+    pub(super) fn raise_for_start(self: &Arc<Self>) -> io::Result<RaisedLimits> {
+        self.raise(Overhead { memory_bytes: 0, processes: STARTING })
     }
 
     /// Leaves room for something that is no command's, in this group and in those above it.
-    pub(super) fn make_room(self: &Arc<Self>, room: OnTop) -> io::Result<Room> {
-        let made = Room { nest: Arc::clone(self), room };
-        self.all().try_for_each(|nest| {
-            nest.change(|on_top| OnTop {
-                memory_bytes: on_top.memory_bytes.saturating_add(room.memory_bytes),
-                processes: on_top.processes.saturating_add(room.processes),
+    pub(super) fn raise(self: &Arc<Self>, room: Overhead) -> io::Result<RaisedLimits> {
+        let made = RaisedLimits { parent: Arc::clone(self), room };
+        self.all().try_for_each(|parent| {
+            parent.change(|overhead| Overhead {
+                memory_bytes: overhead.memory_bytes.saturating_add(room.memory_bytes),
+                processes: overhead.processes.saturating_add(room.processes),
             })
         })?;
         Ok(made)
@@ -79,22 +79,22 @@ impl Nest {
 
     /// This one and those above it.
     fn all(&self) -> impl Iterator<Item = &Self> {
-        std::iter::successors(Some(self), |nest| nest.above.as_deref())
+        std::iter::successors(Some(self), |parent| parent.above.as_deref())
     }
 
-    fn change(&self, change: impl FnOnce(OnTop) -> OnTop) -> io::Result<()> {
-        let mut on_top = lock(&self.on_top);
-        *on_top = change(*on_top);
+    fn change(&self, change: impl FnOnce(Overhead) -> Overhead) -> io::Result<()> {
+        let mut overhead = lock(&self.overhead);
+        *overhead = change(*overhead);
         let GroupLimits { cpu_millicores, memory_bytes, processes } = self.limits;
         self.group.set(&GroupLimits {
             cpu_millicores,
-            memory_bytes: memory_bytes.map(|bytes| bytes.saturating_add(on_top.memory_bytes)),
-            processes: processes.map(|count| count.saturating_add(on_top.processes)),
+            memory_bytes: memory_bytes.map(|bytes| bytes.saturating_add(overhead.memory_bytes)),
+            processes: processes.map(|count| count.saturating_add(overhead.processes)),
         })
     }
 }
 
-impl Drop for Nest {
+impl Drop for CgroupParent {
     fn drop(&mut self) {
         // Usually the runtime has done this, but not if it failed early, nor for a session.
         self.foreign.iter().for_each(|group| drop(fs::remove_dir(group)));
@@ -102,18 +102,18 @@ impl Drop for Nest {
 }
 
 /// Room that there is as long as this is.
-pub(super) struct Room {
-    nest: Arc<Nest>,
-    room: OnTop,
+pub(super) struct RaisedLimits {
+    parent: Arc<CgroupParent>,
+    room: Overhead,
 }
 
-impl Drop for Room {
+impl Drop for RaisedLimits {
     fn drop(&mut self) {
-        for nest in self.nest.all() {
+        for parent in self.parent.all() {
             // Where it cannot be taken back, it is there until the group goes.
-            let _ = nest.change(|on_top| OnTop {
-                memory_bytes: on_top.memory_bytes.saturating_sub(self.room.memory_bytes),
-                processes: on_top.processes.saturating_sub(self.room.processes),
+            let _ = parent.change(|overhead| Overhead {
+                memory_bytes: overhead.memory_bytes.saturating_sub(self.room.memory_bytes),
+                processes: overhead.processes.saturating_sub(self.room.processes),
             });
         }
     }
@@ -121,27 +121,27 @@ impl Drop for Room {
 
 /// Which group each session has, as long as one of its containers is in it.
 #[derive(Default)]
-pub(super) struct Sessions(Mutex<HashMap<SessionKey, Weak<Nest>>>);
+pub(super) struct SessionParents(Mutex<HashMap<SessionKey, Weak<CgroupParent>>>);
 
-impl Sessions {
+impl SessionParents {
     /// The group of a session, which is made if there is none.
-    pub(super) fn nest(
+    pub(super) fn parent(
         &self,
         session: &SessionKey,
         level: Level,
         limits: &ResourceLimits,
         hierarchy: &Hierarchy,
-    ) -> io::Result<Arc<Nest>> {
+    ) -> io::Result<Arc<CgroupParent>> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let mut sessions = lock(&self.0);
-        if let Some(nest) = sessions.get(session).and_then(Weak::upgrade) {
-            return Ok(nest);
+        if let Some(parent) = sessions.get(session).and_then(Weak::upgrade) {
+            return Ok(parent);
         }
-        sessions.retain(|_, nest| nest.strong_count() > 0);
+        sessions.retain(|_, parent| parent.strong_count() > 0);
         let name = format!("session-{}", NEXT.fetch_add(1, Ordering::Relaxed));
-        let nest = Nest::of_containers(&name, level, limits, None, hierarchy)?;
-        sessions.insert(session.clone(), Arc::downgrade(&nest));
-        Ok(nest)
+        let parent = CgroupParent::make(&name, level, limits, None, hierarchy)?;
+        sessions.insert(session.clone(), Arc::downgrade(&parent));
+        Ok(parent)
     }
 }
 

@@ -13,12 +13,12 @@ use tokio_util::sync::CancellationToken;
 use wieldy_core::{Command, Confinement, Ended, Exit, Level, OutputSink, Overrun, ResourceLimits, SandboxError, Usage};
 
 use super::bundle::{Doing, process};
-use super::cgroup_parent::{Room, STARTING, group_limits};
+use super::cgroup_parent::{RaisedLimits, STARTING, group_limits};
 use super::container::{Container, text, write_json};
 use super::idmap::AGENT;
-use super::runtime::{complaint, ended, not_started, too_little};
+use super::runtime::{ended, logged_error, not_started, too_little};
 use crate::cgroup::{Group, GroupLimits, Meter, Peak, Used, Whose};
-use crate::denials::files::Complaints;
+use crate::denials::files::FileDenials;
 use crate::limits::{is_told, overrun_of_group};
 use crate::supervise::host_process::{HostProcess, blocking};
 use crate::supervise::protocol::Limit;
@@ -61,8 +61,8 @@ impl Container {
             return Err(refused(io::Error::new(io::ErrorKind::NotFound, "a program needs a name")));
         }
         let mut environment = command.environment.clone();
-        environment.extend(self.site.environment.iter().map(|(name, value)| ((*name).to_owned(), value.clone())));
-        environment.extend(self.outlet.iter().flat_map(|outlet| outlet.environment.clone()));
+        environment.extend(self.dir.environment.iter().map(|(name, value)| ((*name).to_owned(), value.clone())));
+        environment.extend(self.netns.iter().flat_map(|netns| netns.environment.clone()));
         let number = self.calls.fetch_add(1, Ordering::Relaxed);
         let workspace = confinement.workspace.canonicalize().unwrap_or_else(|_| confinement.workspace.clone());
         let folder = workspace.join(&command.folder);
@@ -75,9 +75,9 @@ impl Container {
             has_terminal: command.terminal.is_some(),
         };
         let log = self.file(&format!("{number}.log"));
-        let complaints = Complaints::new(&**output);
-        let call = Call { command, confinement, output: &complaints, stop, doing, number, log };
-        let hearing = self.outlet.as_ref().map(|outlet| outlet.refusals.hear(output));
+        let file_denials = FileDenials::new(&**output);
+        let call = Call { command, confinement, output: &file_denials, stop, doing, number, log };
+        let listener = self.netns.as_ref().map(|netns| netns.proxy_denials.listen(output));
         let began = Instant::now();
         let (outcome, used) = match self.made.level {
             Level::Gvisor => self.run_unseen(&call).await?,
@@ -91,7 +91,7 @@ impl Container {
         let was_stopped = stop.is_cancelled();
         let of_group = self.overrun(&used, confinement).filter(|it| !was_stopped || it.limit == "processes");
         let overrun = of_disk.or(of_group);
-        let told = complaint(&call.log);
+        let told = logged_error(&call.log);
         self.forget(number);
         let ended = match (outcome, told) {
             // The limit took the runtime with it.
@@ -108,9 +108,9 @@ impl Container {
             (Err(error), _) => return Err(error),
         };
         let overrun = overrun.filter(|overrun| is_told(overrun, ended, was_stopped));
-        let mut breaches = hearing.map(|hearing| hearing.breaches()).unwrap_or_default();
+        let mut breaches = listener.map(|listener| listener.breaches()).unwrap_or_default();
         if overrun.is_none() && !stop.is_cancelled() {
-            breaches.extend(complaints.breaches(ended, command, confinement, &self.site.steps));
+            breaches.extend(file_denials.breaches(ended, command, confinement, &self.dir.steps));
         }
         Ok(Exit { ended, usage, sandbox: self.made.clone(), overrun, breaches })
     }
@@ -118,7 +118,7 @@ impl Container {
     /// Runs a command whose processes the machine's kernel sees, in a cgroup of its own.
     async fn run_in_group(&self, call: &Call<'_>) -> Result<(Result<RunOutcome, SandboxError>, Used), SandboxError> {
         let failed = |error: io::Error| self.failed(&error);
-        let group = &self.nest.group.child(&format!("call-{}", call.number)).map_err(failed)?;
+        let group = &self.parent.group.child(&format!("call-{}", call.number)).map_err(failed)?;
         let limits = group_limits(self.made.level, &call.confinement.limits);
         // What is less is for the command, and not for its runtime.
         let processes = limits.processes.map(|count| count.max(STARTING));
@@ -126,7 +126,7 @@ impl Container {
         let pid_file = self.file(&format!("{}.pid", call.number));
         let (pid_text, place) = (text(&pid_file), self.sub_group(call.number));
         let words = self.exec_words(call, &["--pid-file", &pid_text, "--cgroup", &place]).map_err(failed)?;
-        let starting = self.nest.let_start().map_err(failed)?;
+        let starting = self.parent.raise_for_start().map_err(failed)?;
         let count = Mutex::new(Count::begin(group.clone(), limits));
         let process = self.process(call).await?.raw();
         let running =
@@ -153,7 +153,7 @@ impl Container {
 
     /// Waits for the first process of a command to end, or until it has more than it may. Once the runtime has become that process, it needs no
     /// room any more, and those are counted that there are from then on.
-    async fn first_process(&self, pid_file: &Path, starting: Room, count: &Mutex<Count>) {
+    async fn first_process(&self, pid_file: &Path, starting: RaisedLimits, count: &Mutex<Count>) {
         let pid = loop {
             let known = fs::read_to_string(pid_file).ok().and_then(|text| Pid::from_raw(text.trim().parse().ok()?));
             match known {
@@ -202,7 +202,7 @@ impl Container {
         let known = super::cgroup_parent::noted(&self.runtime.root.join(&self.made.id.0));
         let ours = known
             .iter()
-            .filter(|(controller, path)| !controller.is_empty() && self.nest.group.folders().contains(path));
+            .filter(|(controller, path)| !controller.is_empty() && self.parent.group.folders().contains(path));
         let ours: Vec<&str> = ours.map(|(controller, _)| controller.as_str()).collect();
         if ours.is_empty() { name } else { format!("{}:{name}", ours.join(",")) }
     }

@@ -25,12 +25,12 @@ use wieldy_core::{
 };
 
 use super::bundle::{Doing, Frame};
-use super::cgroup_parent::{self, Nest, OnTop, Room, path_from_executor};
-use super::container_dir::{Ground, Site};
+use super::cgroup_parent::{self, CgroupParent, Overhead, RaisedLimits, path_from_executor};
+use super::container_dir::{ContainerDir, ContainerSetup};
 use super::gvisor_control::Control;
 use super::idmap::SLEEPER;
-use super::netns::Outlet;
-use super::runtime::{Runtime, complaint, too_little};
+use super::netns::ProxiedNetns;
+use super::runtime::{Runtime, logged_error, too_little};
 use super::{Base, OciProblem, unusable};
 use crate::cgroup::{Controller, Group, Hierarchy, Kind};
 use crate::supervise::host_process::{HostProcess, NullSink, blocking, idle_command};
@@ -58,7 +58,7 @@ const SENTRY_BYTES: u64 = 64 << 20;
 /// What a container is made in.
 pub(super) enum Within<'a> {
     Executor,
-    Session(Arc<Nest>),
+    Session(Arc<CgroupParent>),
     Container(&'a Container),
 }
 
@@ -72,17 +72,17 @@ pub(super) struct Container {
     pub(super) limits: ResourceLimits,
     pub(super) network: Network,
     /// The way out, if there is one to listed hosts.
-    pub(super) outlet: Option<Outlet>,
+    pub(super) netns: Option<ProxiedNetns>,
     pub(super) runtime: Runtime,
     /// Where gVisor itself is, since groups with others in them may have no processes of their own.
     pub(super) sentry: Option<Group>,
-    _room: Room,
+    _raised: RaisedLimits,
     /// All of the container's.
-    pub(super) nest: Arc<Nest>,
+    pub(super) parent: Arc<CgroupParent>,
     // After the groups: with the last site goes what is above all of them.
-    pub(super) site: Site,
+    pub(super) dir: ContainerDir,
     enforcement: Vec<Enforcement>,
-    keeper: Mutex<Option<JoinHandle<()>>>,
+    runtime_task: Mutex<Option<JoinHandle<()>>>,
     /// Told to end the container; also cancelled when it has ended.
     pub(super) stop: CancellationToken,
     pub(super) gone: CancellationToken,
@@ -94,14 +94,14 @@ pub(super) struct Container {
     pub(super) executed: AtomicU64,
     pub(super) running: AtomicUsize,
     pub(super) used_at: Mutex<Instant>,
-    is_razed: AtomicBool,
+    is_removed: AtomicBool,
 }
 
 impl Drop for Container {
     fn drop(&mut self) {
         // Only where nobody has waited for its end; this takes some tens of milliseconds.
         self.stop.cancel();
-        self.raze();
+        self.remove();
     }
 }
 
@@ -114,9 +114,9 @@ impl Container {
         within: Within<'_>,
     ) -> Result<Arc<Self>, SandboxError> {
         let failed = |doing: &str, error: io::Error| SandboxError::Creation { reason: format!("{doing}: {error}") };
-        let outlet = match &confinement.network {
+        let netns = match &confinement.network {
             Network::Hosts(hosts) => {
-                Some(Outlet::open(&made, hosts).await.map_err(|error| failed("making a way out", error))?)
+                Some(ProxiedNetns::open(&made, hosts).await.map_err(|error| failed("making a way out", error))?)
             }
             Network::None | Network::Open => None,
         };
@@ -127,20 +127,21 @@ impl Container {
         };
         let (above, outer, limits) = match within {
             Within::Executor => (None, None, limits),
-            Within::Session(nest) => (Some(nest), None, limits),
+            Within::Session(parent) => (Some(parent), None, limits),
             Within::Container(outer) => {
-                (Some(Arc::clone(&outer.nest)), Some(outer.made.id.clone()), limits.within(outer.limits))
+                (Some(Arc::clone(&outer.parent)), Some(outer.made.id.clone()), limits.within(outer.limits))
             }
         };
-        let nest = Nest::of_containers(&made.id.0, made.level, &limits, above, &base.hierarchy)
+        let parent = CgroupParent::make(&made.id.0, made.level, &limits, above, &base.hierarchy)
             .map_err(|error| failed("making a cgroup", error))?;
-        let (room, sentry) = lodge(&nest, made.level).map_err(|error| failed("limiting a cgroup", error))?;
-        let site = {
+        let (raised, sentry) =
+            raise_for_runtime(&parent, made.level).map_err(|error| failed("limiting a cgroup", error))?;
+        let dir = {
             let (id, confinement) = (made.id.0.clone(), confinement.clone());
-            make_site(Arc::clone(&base.ground), id, confinement).await?
+            make_dir(Arc::clone(&base.setup), id, confinement).await?
         };
         // Before there are any: a start that fails has made some, too.
-        site.ground.home.note_groups(nest.foreign().iter().filter_map(|group| cgroup_parent::above(group).pop()));
+        dir.setup.home.note_groups(parent.foreign().iter().filter_map(|group| cgroup_parent::above(group).pop()));
         let container = Self {
             session: match &confinement.place {
                 Place::Session(key) => Some(key.clone()),
@@ -150,15 +151,15 @@ impl Container {
             created_at: Timestamp::now(),
             limits,
             network: confinement.network.clone(),
-            outlet,
+            netns,
             enforcement: enforcement(made.level, &base.hierarchy),
             made,
             runtime: base.runtime.clone(),
             sentry,
-            _room: room,
-            nest,
-            site,
-            keeper: Mutex::default(),
+            _raised: raised,
+            parent,
+            dir,
+            runtime_task: Mutex::default(),
             stop: CancellationToken::new(),
             gone: CancellationToken::new(),
             control: None,
@@ -167,9 +168,9 @@ impl Container {
             executed: AtomicU64::new(0),
             running: AtomicUsize::new(0),
             used_at: Mutex::new(Instant::now()),
-            is_razed: AtomicBool::new(false),
+            is_removed: AtomicBool::new(false),
         };
-        match container.rise(&base.hierarchy).await {
+        match container.start_up(&base.hierarchy).await {
             Ok(container) => Ok(Arc::new(container)),
             Err((container, error)) => {
                 Arc::new(container).end().await;
@@ -178,12 +179,12 @@ impl Container {
         }
     }
 
-    async fn rise(mut self, hierarchy: &Hierarchy) -> Result<Self, (Self, SandboxError)> {
-        let risen = async {
-            let starting = self.nest.let_start().map_err(|error| self.failed(&error))?;
+    async fn start_up(mut self, hierarchy: &Hierarchy) -> Result<Self, (Self, SandboxError)> {
+        let started = async {
+            let starting = self.parent.raise_for_start().map_err(|error| self.failed(&error))?;
             self.write_config(hierarchy)?;
-            self.employ_keeper().await?;
-            self.stand().await?;
+            self.start_runtime().await?;
+            self.wait_until_running().await?;
             drop(starting);
             if self.made.level == Level::Gvisor {
                 self.control = Control::of(&self.made.id.0, &self.runtime.root).await;
@@ -195,10 +196,10 @@ impl Container {
             let reason = format!("{}: something that it covers was replaced meanwhile; try again", self.made.level);
             Err(SandboxError::Creation { reason })
         };
-        match risen.await {
+        match started.await {
             Ok(()) => {
                 // The container has them now.
-                self.site.tree.lent.clear();
+                self.dir.tree.lent.clear();
                 Ok(self)
             }
             Err(error) => Err((self, error)),
@@ -215,11 +216,11 @@ impl Container {
             open_files: self.limits.open_files.filter(|_| self.made.level == Level::Gvisor),
             has_terminal: false,
         };
-        let groups = (self.made.level != Level::Gvisor).then(|| groups_path(&self.nest.group, hierarchy)).flatten();
+        let groups = (self.made.level != Level::Gvisor).then(|| groups_path(&self.parent.group, hierarchy)).flatten();
         let annotations = self.annotations("sandbox");
-        let joined = self.outlet.as_ref().map(Outlet::path);
+        let joined = self.netns.as_ref().map(ProxiedNetns::path);
         let frame = Frame { level: self.made.level, network: &self.network, joined, groups, annotations };
-        let config = self.site.tree.config(&doing, &frame).map_err(io::Error::other);
+        let config = self.dir.tree.config(&doing, &frame).map_err(io::Error::other);
         config.and_then(|config| write_json(&self.file("config.json"), &config)).map_err(|error| self.failed(&error))
     }
 
@@ -232,7 +233,7 @@ impl Container {
             ("io.kubernetes.cri.container-type".to_owned(), kind.to_owned()),
             ("io.kubernetes.cri.sandbox-id".to_owned(), self.made.id.0.clone()),
         ];
-        let private = self.site.steps.iter().filter_map(|step| match step {
+        let private = self.dir.steps.iter().filter_map(|step| match step {
             Step::Tmpfs { path, .. } if path != Path::new("/") => Some(path),
             _ => None,
         });
@@ -245,26 +246,26 @@ impl Container {
     }
 
     /// Lets the runtime run the sleeper, for as long as the container should stand.
-    async fn employ_keeper(&self) -> Result<(), SandboxError> {
+    async fn start_runtime(&self) -> Result<(), SandboxError> {
         let process = HostProcess::new().await.map_err(|error| self.failed(&error))?;
         if self.made.level == Level::Gvisor {
             self.join(&process).await?;
         }
-        let (bundle, pid_file) = (text(&self.site.folder()), text(&self.file("pid")));
+        let (bundle, pid_file) = (text(&self.dir.folder()), text(&self.file("pid")));
         let words = ["run", "--bundle", &bundle, "--pid-file", &pid_file, &self.made.id.0];
         let words = self.runtime.words(&self.file("log"), &self.network, &words);
         let (runtime, stop, gone) = (self.runtime.clone(), self.stop.clone(), self.gone.clone());
-        let keeper = tokio::spawn(async move {
+        let runtime_task = tokio::spawn(async move {
             let _ = process.run(&runtime.program, words, &idle_command(), Duration::ZERO, &NullSink, &stop).await;
             gone.cancel();
         });
-        *self.keeper.lock().unwrap_or_else(PoisonError::into_inner) = Some(keeper);
+        *self.runtime_task.lock().unwrap_or_else(PoisonError::into_inner) = Some(runtime_task);
         Ok(())
     }
 
     /// Moves a supervisor to where gVisor is, so that what it starts is there.
     pub(super) async fn join(&self, process: &HostProcess) -> Result<(), SandboxError> {
-        let group = self.sentry.as_ref().unwrap_or(&self.nest.group);
+        let group = self.sentry.as_ref().unwrap_or(&self.parent.group);
         let (folders, pid) = (group.folders().to_vec(), process.pid());
         let join = move || {
             let number = pid.as_raw_pid().to_string();
@@ -274,15 +275,15 @@ impl Container {
     }
 
     /// Waits until commands can run in it.
-    async fn stand(&self) -> Result<(), SandboxError> {
+    async fn wait_until_running(&self) -> Result<(), SandboxError> {
         let standing = async {
             while !self.gone.is_cancelled() {
-                if self.file("pid").exists() && self.stands().await {
+                if self.file("pid").exists() && self.is_running().await {
                     return Ok(());
                 }
                 tokio::time::sleep(LOOK_EVERY).await;
             }
-            Err(complaint(&self.file("log")).unwrap_or_else(|| "its first process ended at once".into()))
+            Err(logged_error(&self.file("log")).unwrap_or_else(|| "its first process ended at once".into()))
         };
         let stood = tokio::time::timeout(START_PATIENCE, standing).await;
         let stood = stood.unwrap_or_else(|_| Err(format!("it did not stand within {} s", START_PATIENCE.as_secs())));
@@ -298,7 +299,7 @@ impl Container {
     }
 
     /// runc writes the file when the sleeper runs, runsc before it does.
-    async fn stands(&self) -> bool {
+    async fn is_running(&self) -> bool {
         if self.made.level != Level::Gvisor {
             return true;
         }
@@ -317,7 +318,7 @@ impl Container {
             let there = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
             there.lines().any(|line| line == pid.trim())
         };
-        let folders = self.nest.group.folders();
+        let folders = self.parent.group.folders();
         if folders.is_empty() || !folders.iter().all(is_there) {
             let problem = "the runtime did not put the container where we can limit and end it".into();
             let hint = "let wieldy make control groups, see `wieldy doctor`".into();
@@ -368,25 +369,25 @@ impl Container {
 
     /// Whether what it hides and protects is still the same on the machine.
     pub(super) fn is_intact(&self) -> bool {
-        are_unchanged(&self.site.masked)
+        are_unchanged(&self.dir.masked)
     }
 
     /// Ends everything in it and takes it away.
     pub(super) async fn end(self: Arc<Self>) {
         self.stop.cancel();
-        let keeper = self.keeper.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(keeper) = keeper {
-            let _ = keeper.await;
+        let runtime_task = self.runtime_task.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(runtime_task) = runtime_task {
+            let _ = runtime_task.await;
         }
-        let _ = tokio::task::spawn_blocking(move || self.raze()).await;
+        let _ = tokio::task::spawn_blocking(move || self.remove()).await;
     }
 
     /// Kills what is left, and lets the runtime forget the container. Blocks.
-    fn raze(&self) {
-        if self.is_razed.swap(true, Ordering::AcqRel) {
+    fn remove(&self) {
+        if self.is_removed.swap(true, Ordering::AcqRel) {
             return;
         }
-        let _ = self.nest.group.kill();
+        let _ = self.parent.group.kill();
         let _ = self.runtime.ask(&self.file("asked.log"), &self.network, &["delete", "--force", &self.made.id.0]);
     }
 
@@ -401,7 +402,7 @@ impl Container {
     }
 
     pub(super) fn file(&self, name: &str) -> PathBuf {
-        self.site.folder().join(name)
+        self.dir.folder().join(name)
     }
 
     pub(super) fn failed(&self, error: &io::Error) -> SandboxError {
@@ -422,12 +423,12 @@ fn is_of_living(stat: &str) -> bool {
 }
 
 /// Makes room in a container's groups for what is always there, and a group for it if it needs one.
-fn lodge(nest: &Arc<Nest>, level: Level) -> io::Result<(Room, Option<Group>)> {
+fn raise_for_runtime(parent: &Arc<CgroupParent>, level: Level) -> io::Result<(RaisedLimits, Option<Group>)> {
     if level == Level::Gvisor {
-        let room = nest.make_room(OnTop { memory_bytes: SENTRY_BYTES, processes: 0 })?;
-        return Ok((room, Some(nest.group.child("sentry")?)));
+        let raised = parent.raise(Overhead { memory_bytes: SENTRY_BYTES, processes: 0 })?;
+        return Ok((raised, Some(parent.group.child("sentry")?)));
     }
-    Ok((nest.make_room(OnTop { memory_bytes: 0, processes: SLEEPER_PROCESSES })?, None))
+    Ok((parent.raise(Overhead { memory_bytes: 0, processes: SLEEPER_PROCESSES })?, None))
 }
 
 /// What sees to each limit here.
@@ -473,7 +474,11 @@ pub(super) fn text(path: &Path) -> String {
 }
 
 /// Makes a site where nobody else has to wait for it.
-pub(super) async fn make_site(ground: Arc<Ground>, id: String, confinement: Confinement) -> Result<Site, SandboxError> {
-    let made = tokio::task::spawn_blocking(move || Site::make(ground, &id, &confinement)).await;
+pub(super) async fn make_dir(
+    setup: Arc<ContainerSetup>,
+    id: String,
+    confinement: Confinement,
+) -> Result<ContainerDir, SandboxError> {
+    let made = tokio::task::spawn_blocking(move || ContainerDir::make(setup, &id, &confinement)).await;
     made.unwrap_or_else(|error| Err(SandboxError::Creation { reason: error.to_string() }))
 }

@@ -12,7 +12,7 @@ use super::bundle::Tree;
 use super::cgroup_parent::{above, noted};
 use super::idmap::AGENT;
 use super::image::transplant;
-use crate::state_dir::Home;
+use crate::state_dir::StateDir;
 use crate::view::masked::{MaskedPath, masked_by};
 use crate::view::placeholders::Placeholder;
 use crate::view::placeholders::Placeholders;
@@ -25,9 +25,9 @@ use crate::view::planner::{Request, plan};
 const NOTE: &str = "held.json";
 
 /// What containers of a driver have in common.
-pub(super) struct Ground {
+pub(super) struct ContainerSetup {
     pub(super) level: Level,
-    pub(super) home: Home,
+    pub(super) home: StateDir,
     /// Another system than the machine's.
     pub(super) image: Option<PathBuf>,
     /// Where the executor keeps its own files.
@@ -37,8 +37,8 @@ pub(super) struct Ground {
 }
 
 /// The file tree of a container, planned and made.
-pub(super) struct Site {
-    pub(super) ground: Arc<Ground>,
+pub(super) struct ContainerDir {
+    pub(super) setup: Arc<ContainerSetup>,
     pub(super) id: String,
     pub(super) tree: Tree,
     pub(super) steps: Vec<Step>,
@@ -48,14 +48,14 @@ pub(super) struct Site {
     _held: HeldPlaceholders,
 }
 
-impl Site {
+impl ContainerDir {
     /// Plans and makes the tree of a container. Blocks.
-    pub(super) fn make(ground: Arc<Ground>, id: &str, confinement: &Confinement) -> Result<Self, SandboxError> {
+    pub(super) fn make(setup: Arc<ContainerSetup>, id: &str, confinement: &Confinement) -> Result<Self, SandboxError> {
         let creation = |reason: String| SandboxError::Creation { reason };
         let (workspace, room) = (plan_cache::workspace(confinement)?, plan_cache::room(confinement));
         let (rules, network) = (&confinement.files, &confinement.network);
         let request = Request { workspace: &workspace, rules, network, room };
-        let (home, state) = (ground.user_home.clone(), Some(ground.state.clone()));
+        let (home, state) = (setup.user_home.clone(), Some(setup.state.clone()));
         let writable = rules.mounts.iter().filter(|mount| mount.writable).map(|mount| mount.source.as_path());
         let roots = writable.chain([workspace.as_path()]).collect();
         let programs = program_folders();
@@ -65,7 +65,7 @@ impl Site {
         let missing = placeholders_for(planned.placeholders);
         let held = HeldPlaceholders::take(&protected(&planned.steps), &missing)
             .map_err(|error| creation(format!("holding a place for protection: {error}")))?;
-        let steps = match &ground.image {
+        let steps = match &setup.image {
             // What is hidden in it would be seen there.
             Some(image) if workspace.starts_with(image) => {
                 let image = image.display();
@@ -76,26 +76,26 @@ impl Site {
             None => planned.steps,
         };
         let masked = masked_by(&steps);
-        let tree = Tree::make(id, &steps, ground.level, &ground.home).map_err(|error| {
-            let _ = fs::remove_dir_all(ground.home.container(id));
+        let tree = Tree::make(id, &steps, setup.level, &setup.home).map_err(|error| {
+            let _ = fs::remove_dir_all(setup.home.container(id));
             creation(error.to_string())
         })?;
         let environment = planned.environment;
-        let site = Self { ground, id: id.to_owned(), tree, steps, environment, masked, _held: held };
+        let dir = Self { setup, id: id.to_owned(), tree, steps, environment, masked, _held: held };
         // What is to be taken away should nobody be left to do it.
         let noted = serde_json::to_vec(&missing).map_err(io::Error::from);
-        let noted = noted.and_then(|note| fs::write(site.folder().join(NOTE), note));
+        let noted = noted.and_then(|note| fs::write(dir.folder().join(NOTE), note));
         noted.map_err(|error| creation(format!("noting what is held: {error}")))?;
-        Ok(site)
+        Ok(dir)
     }
 
     /// The container's own folder.
     pub(super) fn folder(&self) -> PathBuf {
-        self.ground.home.container(&self.id)
+        self.setup.home.container(&self.id)
     }
 }
 
-impl Drop for Site {
+impl Drop for ContainerDir {
     fn drop(&mut self) {
         // What is lent is mounted elsewhere, so there is nothing in here but our own files.
         let _ = fs::remove_dir_all(self.folder());

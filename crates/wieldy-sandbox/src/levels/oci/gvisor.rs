@@ -15,8 +15,8 @@ use wieldy_core::{Command, Ended, ResourceLimits, SandboxError};
 
 use super::bundle::{Doing, Frame};
 use super::commands::{Call, LOOK_EVERY, processes};
-use super::container::{Container, PATH, make_site, text, write_json};
-use super::gvisor_control::{Control, Silence};
+use super::container::{Container, PATH, make_dir, text, write_json};
+use super::gvisor_control::{Control, ControlError};
 use super::idmap::AGENT;
 use super::runtime::{self, not_started};
 use crate::cgroup::{Group, Used};
@@ -36,7 +36,7 @@ impl Container {
         &self,
         call: &Call<'_>,
     ) -> Result<(Result<RunOutcome, SandboxError>, Used), SandboxError> {
-        let group = self.sentry.as_ref().unwrap_or(&self.nest.group);
+        let group = self.sentry.as_ref().unwrap_or(&self.parent.group);
         let (meter, written_before) = (group.begin(), written_bytes(group));
         let outcome = match (self.lane.try_lock(), &self.control) {
             (Ok(_lane), Some(control)) => self.run_by_control(control, call).await,
@@ -64,8 +64,8 @@ impl Container {
         let watching = watch(&confinement.workspace, &confinement.limits);
         let pid = match control.start(&call.doing, streams.each_ref().map(AsFd::as_fd)).await {
             Ok(pid) => pid,
-            Err(Silence::Refused(told)) => return Err(not_started(self.made.level, program, &told)),
-            Err(Silence::Lost(error)) => return Err(self.lose(program, &error).await),
+            Err(ControlError::Rejected(told)) => return Err(not_started(self.made.level, program, &told)),
+            Err(ControlError::Lost(error)) => return Err(self.lose(program, &error).await),
         };
         // That nobody else writes any more is nothing to wake up for; but that nobody reads any more is.
         let [_, _stdout, _stderr] = streams;
@@ -135,7 +135,7 @@ impl Container {
     async fn run_by_program(&self, call: &Call<'_>) -> Result<Result<RunOutcome, SandboxError>, SandboxError> {
         let words = self.exec_words(call, &[]).map_err(|error| self.failed(&error))?;
         let process = self.process(call).await?;
-        let (outcome, deadline) = self.run_by_hand(process, words, call, self.signal_agent(&["TERM", "CONT"])).await;
+        let (outcome, deadline) = self.run_process(process, words, call, self.signal_agent(&["TERM", "CONT"])).await;
         self.clear_lane(deadline).await;
         Ok(outcome)
     }
@@ -144,30 +144,30 @@ impl Container {
     async fn run_beside(&self, call: &Call<'_>) -> Result<Result<RunOutcome, SandboxError>, SandboxError> {
         let failed = |error: io::Error| self.failed(&error);
         let id = format!("{}-{}", self.made.id.0, call.number);
-        let site = make_site(Arc::clone(&self.site.ground), id.clone(), call.confinement.clone()).await?;
+        let dir = make_dir(Arc::clone(&self.dir.setup), id.clone(), call.confinement.clone()).await?;
         let annotations = self.annotations("container");
         // It lives in the sandbox, and so in its network.
         let (level, network) = (self.made.level, &self.network);
         let frame = Frame { level, network, joined: None, groups: None, annotations };
-        let config = site.tree.config(&call.doing, &frame).map_err(io::Error::other).map_err(failed)?;
-        write_json(&site.folder().join("config.json"), &config).map_err(failed)?;
+        let config = dir.tree.config(&call.doing, &frame).map_err(io::Error::other).map_err(failed)?;
+        write_json(&dir.folder().join("config.json"), &config).map_err(failed)?;
         let process = self.process(call).await?;
         self.join(&process).await?;
-        let bundle = text(&site.folder());
+        let bundle = text(&dir.folder());
         let words = self.runtime.words(&call.log, &self.network, &["run", "--bundle", &bundle, &id]);
         let telling = async {
             for signal in ["TERM", "CONT"] {
                 let _ = self.ask(&["kill", "--all", &id, signal]).await;
             }
         };
-        let (outcome, _) = self.run_by_hand(process, words, call, telling).await;
+        let (outcome, _) = self.run_process(process, words, call, telling).await;
         let _ = self.ask(&["delete", "--force", &id]).await;
         Ok(outcome)
     }
 
     /// Runs a runtime that does not pass signals on: who stops the command tells it by `telling`, and the runtime is killed after the grace
     /// time. Says until when others may go on, if the command was stopped.
-    async fn run_by_hand(
+    async fn run_process(
         &self,
         process: HostProcess,
         words: Vec<String>,

@@ -57,10 +57,10 @@ pub(super) struct Control {
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Silence {
+pub(super) enum ControlError {
     /// There is one: that it cannot be, in the sandbox's own words.
     #[error("{0}")]
-    Refused(String),
+    Rejected(String),
     /// None came, or none that is one.
     #[error(transparent)]
     Lost(#[from] io::Error),
@@ -95,7 +95,7 @@ impl Control {
                 has_terminal: false,
             };
             let status = control.run(&doing).await?;
-            Ok::<_, Silence>(status == CODE << 8 && control.is_clear_of(AGENT).await?)
+            Ok::<_, ControlError>(status == CODE << 8 && control.is_clear_of(AGENT).await?)
         };
         trial.await.ok().filter(|is_as_asked| *is_as_asked).map(|_| control)
     }
@@ -138,7 +138,7 @@ impl Control {
     }
 
     /// Starts a process with these streams, and says by which number [`Control::status_of`] knows it.
-    pub(super) async fn start(&self, doing: &Doing<'_>, streams: [BorrowedFd<'_>; 3]) -> Result<i32, Silence> {
+    pub(super) async fn start(&self, doing: &Doing<'_>, streams: [BorrowedFd<'_>; 3]) -> Result<i32, ControlError> {
         let Doing { words, environment, folder, user, has_terminal, .. } = doing;
         let order = json!({
             "argv": words,
@@ -158,12 +158,12 @@ impl Control {
     }
 
     /// Waits until a process that was started here has ended, and says how, as `wait` does.
-    pub(super) async fn status_of(&self, pid: i32) -> Result<i32, Silence> {
+    pub(super) async fn status_of(&self, pid: i32) -> Result<i32, ControlError> {
         self.ask("WaitPID", &json!({"PID": pid, "CID": self.sandbox}), &[]).await
     }
 
     /// Signals whoever is in the foreground of the terminal of a process that was started here.
-    pub(super) async fn signal_foreground(&self, pid: i32, signal: Signal) -> Result<(), Silence> {
+    pub(super) async fn signal_foreground(&self, pid: i32, signal: Signal) -> Result<(), ControlError> {
         const FOREGROUND: u32 = 2;
         let about = json!({"CID": self.sandbox, "PID": pid, "Signo": signal.as_raw(), "Mode": FOREGROUND});
         let asking = self.ask::<IgnoredAny>("Signal", &about, &[]);
@@ -171,14 +171,14 @@ impl Control {
     }
 
     /// Runs something short whose input and output do not matter.
-    pub(super) async fn run(&self, doing: &Doing<'_>) -> Result<i32, Silence> {
+    pub(super) async fn run(&self, doing: &Doing<'_>) -> Result<i32, ControlError> {
         let nothing = fs::File::options().read(true).write(true).open("/dev/null")?;
         let pid = self.start(doing, [nothing.as_fd(); 3]).await?;
         within_patience(self.status_of(pid)).await
     }
 
     /// Whether nobody of this account lives in the first container of the sandbox.
-    pub(super) async fn is_clear_of(&self, account: u32) -> Result<bool, Silence> {
+    pub(super) async fn is_clear_of(&self, account: u32) -> Result<bool, ControlError> {
         let processes: Vec<Process> = within_patience(self.ask("Processes", &json!(self.sandbox), &[])).await?;
         // The sleeper is always there: who does not know it speaks of something else.
         if processes.iter().all(|process| process.pid != 1) {
@@ -192,7 +192,7 @@ impl Control {
         method: &str,
         about: &Value,
         streams: &[BorrowedFd<'_>],
-    ) -> Result<T, Silence> {
+    ) -> Result<T, ControlError> {
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).take();
         // Whatever was said unasked is no answer to anything.
         let line = idle.filter(|line| is_silent(line.0.get_ref())).map_or_else(|| self.connect(), Ok)?;
@@ -205,7 +205,7 @@ impl Control {
             Answer { success: true, .. } => Err(invalid("an answer without a result").into()),
             Answer { mut err, .. } => {
                 err.truncate(err.floor_char_boundary(WORDS_BYTES_MAX));
-                Err(Silence::Refused(err))
+                Err(ControlError::Rejected(err))
             }
         }
     }
@@ -290,7 +290,7 @@ impl Depth {
     }
 }
 
-async fn within_patience<T>(asking: impl Future<Output = Result<T, Silence>>) -> Result<T, Silence> {
+async fn within_patience<T>(asking: impl Future<Output = Result<T, ControlError>>) -> Result<T, ControlError> {
     let answered = tokio::time::timeout(PATIENCE, asking).await;
     answered.unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
 }
@@ -388,7 +388,10 @@ mod tests {
     async fn an_answer_that_does_not_come_is_not_waited_for() {
         let (control, _theirs) = stand_in();
         let clear = control.is_clear_of(7).await;
-        assert!(matches!(&clear, Err(Silence::Lost(error)) if error.kind() == io::ErrorKind::TimedOut), "{clear:?}");
+        assert!(
+            matches!(&clear, Err(ControlError::Lost(error)) if error.kind() == io::ErrorKind::TimedOut),
+            "{clear:?}"
+        );
         assert!(control.idle.lock().unwrap().is_none());
     }
 
@@ -398,7 +401,10 @@ mod tests {
         theirs.write_all(br#"{"success":true,"err":"","result":[{"uid":5,"pid":1}]}"#).unwrap();
         // Somebody else is asked instead, and there is nobody.
         let clear = control.is_clear_of(7).await;
-        assert!(matches!(&clear, Err(Silence::Lost(error)) if error.kind() == io::ErrorKind::NotFound), "{clear:?}");
+        assert!(
+            matches!(&clear, Err(ControlError::Lost(error)) if error.kind() == io::ErrorKind::NotFound),
+            "{clear:?}"
+        );
     }
 
     #[tokio::test]

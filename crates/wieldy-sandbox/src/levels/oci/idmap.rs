@@ -27,11 +27,11 @@ pub(super) const AGENT: u32 = 2_000_000_000;
 pub(super) const SLEEPER: u32 = 2_000_000_001;
 
 /// A mount of something that was granted, to hand to a runtime. It is there until it is dropped; containers made meanwhile keep it.
-pub(super) struct Lent {
+pub(super) struct IdmappedMount {
     path: PathBuf,
 }
 
-impl Lent {
+impl IdmappedMount {
     /// Mounts `source` at `path`, which must not exist, such that its owner's files are the agent's.
     pub(super) fn new(source: &Path, path: PathBuf) -> io::Result<Self> {
         let told = |error: io::Error| io::Error::new(error.kind(), format!("`{}`: {error}", source.display()));
@@ -64,7 +64,7 @@ impl Lent {
     }
 }
 
-impl Drop for Lent {
+impl Drop for IdmappedMount {
     fn drop(&mut self) {
         give_back(&self.path);
     }

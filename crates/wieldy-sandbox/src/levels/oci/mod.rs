@@ -45,15 +45,15 @@ use wieldy_core::{
     SandboxChange, SandboxError, SandboxId, SandboxRef, SandboxStatus, Stdin,
 };
 
-use self::cgroup_parent::Sessions;
+use self::cgroup_parent::SessionParents;
 pub(crate) use self::container::enforcement;
 use self::container::{Container, Within};
-use self::container_dir::Ground;
+use self::container_dir::ContainerSetup;
 pub use self::options::{OciOptions, OciProblem, OciVersion, Rootfs};
 use self::runtime::Runtime;
 use crate::cgroup::Hierarchy;
 use crate::pool::{Books, Eviction, Kept, kept_or_built, no_longer_intact, of_another_shape};
-use crate::state_dir::{self, Home};
+use crate::state_dir::{self, StateDir};
 use crate::supervise::host_process::NullSink;
 use crate::supervise::run::run_to_end;
 
@@ -67,7 +67,7 @@ struct Shared {
     options: OciOptions,
     kept: Books<Key, Container>,
     eviction: Eviction,
-    sessions: Sessions,
+    sessions: SessionParents,
     // After the containers, which are in it.
     base: OnceCell<Base>,
     listener: OnceLock<Arc<dyn Fn(SandboxChange) + Send + Sync>>,
@@ -77,7 +77,7 @@ struct Shared {
 /// What is made when it is first needed.
 struct Base {
     runtime: Runtime,
-    ground: Arc<Ground>,
+    setup: Arc<ContainerSetup>,
     hierarchy: Hierarchy,
 }
 
@@ -104,7 +104,7 @@ impl Oci {
             eviction: Eviction::new(options.idle_limits),
             options,
             kept: Mutex::default(),
-            sessions: Sessions::default(),
+            sessions: SessionParents::default(),
             base: OnceCell::new(),
             listener: OnceLock::new(),
             has_janitor: OnceLock::new(),
@@ -318,14 +318,14 @@ impl Shared {
         id: SandboxId,
         outer: Option<&Container>,
     ) -> Result<Arc<Container>, SandboxError> {
-        let base = self.base.get_or_try_init(|| self.lay_base()).await?;
+        let base = self.base.get_or_try_init(|| self.make_base()).await?;
         let level = self.options.level;
         let within = match (&confinement.place, outer) {
             (_, Some(outer)) => Within::Container(outer),
             (Place::Session(key), None) => {
-                let nest = self.sessions.nest(key, level, &confinement.place_limits, &base.hierarchy);
+                let parent = self.sessions.parent(key, level, &confinement.place_limits, &base.hierarchy);
                 let failed = |error| SandboxError::Creation { reason: format!("{level}: making a cgroup: {error}") };
-                Within::Session(nest.map_err(failed)?)
+                Within::Session(parent.map_err(failed)?)
             }
             (Place::Own | Place::Sandbox(_), None) => Within::Executor,
         };
@@ -346,7 +346,7 @@ impl Shared {
     }
 
     /// Makes what all containers need, and removes what dead executors left of theirs.
-    async fn lay_base(&self) -> Result<Base, SandboxError> {
+    async fn make_base(&self) -> Result<Base, SandboxError> {
         let creation = |reason: String| SandboxError::Creation { reason };
         let program = self.program().map_err(|problem| problem.at(self.options.level))?;
         let options = self.options.clone();
@@ -366,9 +366,9 @@ impl Shared {
                 Rootfs::Folder(folder) => Some(image::checked(&folder, &state, user_home.as_deref())?),
                 Rootfs::Layout(layout) => Some(layout::unpack(&layout, &state)?),
             };
-            let home = Home::make(&state, level.as_str())?;
+            let home = StateDir::make(&state, level.as_str())?;
             let runtime = Runtime { level, program, root: home.runtime() };
-            Ok(Base { runtime, ground: Arc::new(Ground { level, home, image, state, user_home }), hierarchy })
+            Ok(Base { runtime, setup: Arc::new(ContainerSetup { level, home, image, state, user_home }), hierarchy })
         };
         let laid = tokio::task::spawn_blocking(work).await.map_err(|error| creation(error.to_string()))?;
         laid.map_err(|error| creation(format!("{}: {error}", self.options.level)))

@@ -11,32 +11,32 @@ use std::sync::Arc;
 
 use wieldy_core::SandboxRef;
 
-use crate::denials::network::Refusals;
+use crate::denials::network::ProxyDenials;
 use crate::denials::network::serve;
 use crate::proxy::{self, Allowed, Proxy};
 use crate::supervise::host_process::blocking;
 use crate::sys;
 
 /// A network with a proxy in it. It ends when this is dropped and nobody is in it any more.
-pub(super) struct Outlet {
+pub(super) struct ProxiedNetns {
     namespace: File,
     /// What sends programs to the proxy.
     pub(super) environment: Vec<(String, String)>,
     /// Who hears of what the proxy refuses.
-    pub(super) refusals: Arc<Refusals>,
+    pub(super) proxy_denials: Arc<ProxyDenials>,
     _proxy: Proxy,
 }
 
-impl Outlet {
+impl ProxiedNetns {
     /// Makes one for a sandbox that leads to these hosts.
     pub(super) async fn open(made: &SandboxRef, hosts: &[String]) -> io::Result<Self> {
         let allowed = Allowed::new(hosts).map_err(io::Error::other)?;
         let (namespace, listener) = blocking(network).await?;
         let port = listener.local_addr()?.port();
-        let refusals = Arc::new(Refusals::new(made.clone()));
-        let proxy = serve(listener.into(), allowed, &refusals)?;
+        let proxy_denials = Arc::new(ProxyDenials::new(made.clone()));
+        let proxy = serve(listener.into(), allowed, &proxy_denials)?;
         let environment = proxy::environment(port).into_iter().collect();
-        Ok(Self { namespace, environment, refusals, _proxy: proxy })
+        Ok(Self { namespace, environment, proxy_denials, _proxy: proxy })
     }
 
     /// Where a runtime finds the network.

@@ -70,13 +70,13 @@ impl Runtime {
         if output.status.success() {
             return Ok(output.stdout);
         }
-        let told = complaint(log).unwrap_or_else(|| String::from_utf8_lossy(&output.stderr).trim().to_owned());
+        let told = logged_error(log).unwrap_or_else(|| String::from_utf8_lossy(&output.stderr).trim().to_owned());
         Err(io::Error::other(told))
     }
 }
 
 /// The last error that a runtime has logged.
-pub(super) fn complaint(log: &Path) -> Option<String> {
+pub(super) fn logged_error(log: &Path) -> Option<String> {
     let text = fs::read(log).ok()?;
     // One object after the other; not every runtime puts them on lines of their own.
     let entries = serde_json::Deserializer::from_slice(&text).into_iter::<serde_json::Value>();
@@ -130,8 +130,8 @@ mod tests {
         let log = tempfile::NamedTempFile::new().unwrap();
         fs::write(log.path(), r#"{"level":"warning","msg":"a"}{"level":"error","msg":"b "}{"level":"info","msg":"c"}"#)
             .unwrap();
-        assert_eq!(complaint(log.path()), Some("b".into()));
+        assert_eq!(logged_error(log.path()), Some("b".into()));
         fs::write(log.path(), "{\"level\":\"warning\",\"msg\":\"a\"}\nnonsense").unwrap();
-        assert_eq!(complaint(log.path()), None);
+        assert_eq!(logged_error(log.path()), None);
     }
 }
