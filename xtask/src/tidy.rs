@@ -4,6 +4,7 @@
 //! tree with the mistake in it. A remark that reviewers made three times becomes a rule here.
 
 mod docs;
+mod layers;
 mod lex;
 mod rust;
 mod shape;
@@ -20,6 +21,7 @@ type Rule = fn(&Tree) -> Vec<Problem>;
 /// Every rule, by the name under which its problems are printed.
 const RULES: &[(&str, Rule)] = &[
     ("star", shape::star),
+    ("layers", layers::levels_import_layers),
     ("lints", shape::lints),
     ("unsafe", rust::unsafe_only_in_the_sandbox),
     ("ignored test", rust::no_ignored_test),

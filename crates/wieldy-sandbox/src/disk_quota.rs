@@ -1,6 +1,6 @@
-//! What calls have put on disks together, where a session or a sandbox as a whole is limited: each call gets what the others have left.
+//! Disk quota of sessions and sandboxes: each call may write what earlier calls have left of a limit for all of them.
 //!
-//! No control group counts that, so it is counted after each call. Those that run at the same time all get the same rest.
+//! No control group counts this, so it is counted after each call. Calls that run at the same time all get the same rest.
 
 use std::borrow::Cow;
 use std::collections::HashMap;

@@ -33,6 +33,8 @@ mod sys;
 #[cfg(test)]
 mod own_process;
 
+use std::ffi::{CStr, CString};
+
 pub use filter::seccomp::RefusedCall;
 #[cfg(feature = "firecracker")]
 pub use levels::firecracker::{Firecracker, FirecrackerOptions, FirecrackerProblem};
@@ -46,3 +48,15 @@ pub use probe::{Holds, ProbeOptions, ProbeState, Probed, Report, probe};
 pub use supervise::socket::{EarlyForkServer, finish};
 pub use view::placeholders::is_placeholder;
 pub use view::placeholders::sweep::sweep_placeholders;
+
+/// Becomes the helper process that a program was started as, by its name; returns for every other name. `words` are the arguments.
+fn become_helper(name: &CStr, words: impl FnOnce() -> Vec<CString>) {
+    if name == supervise::fork_server::NAME {
+        supervise::fork_server::live()
+    }
+    #[cfg(feature = "firecracker")]
+    if name.to_bytes().rsplit(|byte| *byte == b'/').next() == Some(levels::firecracker::AGENT_NAME.to_bytes()) {
+        levels::firecracker::live_as_agent(&words())
+    }
+    let _ = words;
+}

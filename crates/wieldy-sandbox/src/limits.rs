@@ -1,4 +1,4 @@
-//! The figures of a run in a native sandbox: the limits of its cgroup, the resources that it used, and the limit that it passed.
+//! The use of a run and the limit that it passed, from the report of its supervisor and the counters of its cgroup.
 
 use wieldy_core::{Ended, Overrun, ResourceLimits, Usage};
 

@@ -1,4 +1,4 @@
-//! For tests that change their process for good: each runs in a process of its own.
+//! Runs a test in a process of its own, for tests that change their process for good.
 
 /// Runs the test `name` again in a process of its own; true in that process, where the test should go on.
 pub(crate) fn in_own_process(name: &str) -> bool {

@@ -1,7 +1,7 @@
-//! The folder in which a driver keeps its containers' files, and the removal of what dead executors left in theirs.
+//! Folders of an executor's containers and guests on the host, and the removal of those that dead executors left.
 //!
-//! A home is locked as long as its driver lives, and the kernel unlocks it however the driver dies. Whoever comes next and can lock it
-//! knows that nobody lives there any more.
+//! A folder is locked as long as its executor lives, and the kernel releases the lock however the executor dies. An executor that gets the
+//! lock of another one's folder knows that this executor is dead.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};

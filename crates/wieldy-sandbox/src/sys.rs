@@ -27,16 +27,12 @@ extern "C" fn before_main(count: c_int, words: *const *const c_char) {
     }
     // SAFETY: the C library hands its constructors what it hands to `main`: `count` texts, of which there is one at least.
     let name = unsafe { CStr::from_ptr(*words) };
-    if name == crate::supervise::fork_server::NAME {
-        crate::supervise::fork_server::live()
-    }
-    #[cfg(feature = "firecracker")]
-    if name.to_bytes().rsplit(|byte| *byte == b'/').next() == Some(crate::levels::firecracker::AGENT_NAME.to_bytes()) {
+    let words = || -> Vec<CString> {
         // SAFETY: as above, for each of the `count` texts.
         let word = |number: c_int| unsafe { CStr::from_ptr(*words.add(number as usize)) }.to_owned();
-        let words: Vec<CString> = (1..count).map(word).collect();
-        crate::levels::firecracker::live_as_agent(&words)
-    }
+        (1..count).map(word).collect()
+    };
+    crate::become_helper(name, words);
 }
 
 /// A program with all that it is started with, as the kernel takes it.

@@ -1,8 +1,8 @@
-//! What a command was refused, of files in particular, as far as it can be seen: the kernel tells nobody but the program, and that complains.
+//! Finds out which files a command was refused. The kernel tells only the program, which may report it in its output.
 //!
-//! When a command has failed, the end of its complaints is searched for the C library's words of refusal and the path beside them.
-//! What is reported is what the sandbox's own plan refuses there; a file whose permissions are in the way is nobody's breach. A program
-//! that makes complaints up deceives only those who read the result of its own call.
+//! When a command has failed, the end of its output is searched for the C library's error messages and the path beside them. A denial is
+//! reported where the plan of the sandbox refuses this access; a file with permissions that do not allow it is no denial. A program that
+//! prints such messages falsely deceives only the reader of its own result.
 
 use std::fs;
 use std::io;

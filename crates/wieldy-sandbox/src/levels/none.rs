@@ -1,4 +1,4 @@
-//! The isolation level `none`: processes of this user on this machine, but in custody.
+//! The isolation level `none`: processes of this user on this machine, but supervised.
 //!
 //! What it sees to:
 //!
@@ -14,8 +14,8 @@
 //! What it does not: files and network are open to the command as they are to this user, whatever the confinement says.
 //! Processor, memory, processes and disk are not limited. The limits that a process can be given for them would be
 //! lies: they count one process's address space, all processes of the user, or the size of one file. And a command that sets
-//! out to harm its custody can: where it kills its supervisor, the fork server ends what is left; where it kills the fork server as well, processes
-//! that opened a session of their own are lost. Nor does custody reach what others start on a command's behalf, such as a service manager.
+//! out to harm its supervisor can: where it kills its supervisor, the fork server ends what is left; where it kills the fork server as well, processes
+//! that opened a session of their own are lost. Nor does supervision reach what others start on a command's behalf, such as a service manager.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,4 +1,4 @@
-//! An isolation level that an executor does not have, with the reason: who asks for it is told that.
+//! An isolation level that an executor does not have. A call that asks for it gets the reason and a hint.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The parts of the kernel that the native level is made of, each tried by itself.
+//! Tries each part of the kernel that the native level is made of.
 
 use std::io;
 use std::path::Path;

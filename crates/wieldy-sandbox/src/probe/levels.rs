@@ -1,4 +1,4 @@
-//! The isolation levels, each tried by running a program at it, as far as there is a backend for it.
+//! Tries each isolation level by running a program at it.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::DirBuilderExt;

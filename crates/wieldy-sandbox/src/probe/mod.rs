@@ -1,5 +1,5 @@
-//! What this machine can do for isolation, found out by trying: which levels work, what each is made of, who sees to the
-//! limits; and where something does not work, why, and what can be done about it.
+//! Tries the means of isolation on this machine: the levels that work and their parts, the enforcers of limits, and for everything that does
+//! not work the reason and a hint.
 //!
 //! [`probe`] makes the [`Report`]. The levels are in `probe/levels.rs`, the parts of the kernel in `probe/kernel.rs`.
 

@@ -1,11 +1,11 @@
-//! The first process of a sandbox: builds what its processes see, gives up every right to change it, and makes supervisors.
+//! The first process of a native sandbox: mounts the file tree, gives up every right to change it, and makes supervisors.
 //!
-//! Most of that it does ahead, before anybody knows whose sandbox it will be; the first supervisor, too, which has given up all rights by itself
-//! and waits. What is left then is to show what was granted, and to leave the machine's root.
+//! It does most of this ahead, before the workspace is known, and makes the first supervisor, which gives up all rights by itself and waits.
+//! Then it mounts what was granted and leaves the host's root.
 //!
-//! From the moment it says that it is ready it can do no more than the commands themselves: no capabilities, and no way to new
-//! privileges. The filter of system calls, which the kernel takes a while to get ready, it puts on right after that, before it listens to
-//! anybody. Its end is the end of everything in the sandbox; it comes when its socket's other end is gone, or when the fork server is.
+//! Once it reports that it is ready it has no capabilities and no way to new privileges, like the commands. The seccomp filter, which takes the
+//! kernel a while to prepare, is installed right after that report and before the next order. When it ends, everything in the sandbox ends:
+//! when its socket is closed by the executor, and when the fork server is gone.
 
 use std::collections::HashMap;
 use std::ffi::CString;

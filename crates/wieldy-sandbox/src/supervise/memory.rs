@@ -1,8 +1,8 @@
-//! How much memory processes have, where no control group counts it: what each has by itself, and what they share.
+//! Measures the memory of processes where no control group does: the private memory of each, and shared memory once.
 //!
-//! Most of what is shared is mapped and is found with the processes that map it. What can be there without being mapped is looked for by
-//! itself: files without a name (`memfd_create`), by the descriptors of the processes, the segments of System V, which the kernel lists, and
-//! the files in private folders, which are a file system in memory and are counted as a whole.
+//! Most shared memory is mapped and found with the processes that map it. The rest is looked up by itself: files without a name
+//! (`memfd_create`) by the descriptors of the processes, segments of System V in the kernel's list, and private folders, which are a file
+//! system in memory, as a whole.
 
 use std::collections::BTreeMap;
 use std::fs;

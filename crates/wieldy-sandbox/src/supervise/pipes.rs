@@ -36,7 +36,7 @@ pub(crate) struct Pipes {
 
 impl Pipes {
     /// Pipes, and the command's ends of them.
-    pub(crate) fn pipes(stdin: &Stdin) -> io::Result<(Self, [OwnedFd; 3])> {
+    pub(crate) fn open(stdin: &Stdin) -> io::Result<(Self, [OwnedFd; 3])> {
         let (stdin_ours, stdin) = match stdin {
             Stdin::Nothing => (None, std::fs::File::open("/dev/null")?.into()),
             Stdin::Bytes(_) | Stdin::Live(_) => {

@@ -1,5 +1,5 @@
-//! What the executor, its fork server, the sandboxes and the supervisors say to each other: one JSON text for each message, with
-//! descriptors beside it, over sockets that keep messages whole.
+//! Messages between the executor, its fork server, inits and supervisors: one JSON text each, with descriptors beside it, over sockets that
+//! keep messages whole.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Seek, Write};
 use std::mem::MaybeUninit;
@@ -25,7 +25,7 @@ pub(crate) enum ForkServerOrder {
     /// socket come the folder of the group of cgroup v2 that it starts in, if `in_folder`, and the `tasks` files of groups of
     /// v1 that it joins. Joining is tried only: the executor sees to it.
     WarmInit { open_network: bool, in_folder: bool },
-    /// Make a supervisor without walls; beside it comes its socket.
+    /// Make a supervisor outside of every sandbox; beside it comes its socket.
     Supervisor,
     /// Hand over a user namespace in which the files of this owner are those of the sandboxes' account, through the socket beside it.
     IdMapNamespace { uid: u32, gid: u32 },

@@ -1,4 +1,4 @@
-//! The executor's side of one supervisor: gives it a command, passes bytes on, hears how it went.
+//! Runs a command under a supervisor, as the executor sees it: gives the order, copies bytes, waits for the report.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -155,7 +155,7 @@ impl SupervisorClient {
         let no_pipes = |error: io::Error| SandboxError::Creation { reason: format!("cannot make pipes: {error}") };
         let order = SupervisorOrder::Run(Box::new(order));
         let (pipes, _output) = if command.terminal.is_none() {
-            let (pipes, [stdin, stdout, stderr]) = Pipes::pipes(&command.stdin).map_err(no_pipes)?;
+            let (pipes, [stdin, stdout, stderr]) = Pipes::open(&command.stdin).map_err(no_pipes)?;
             let theirs = [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()];
             self.socket.send(&order, &theirs).await.map_err(lost)?;
             // Kept open: that nobody else writes any more is nothing to wake up for, as the supervisor says so a moment later.

@@ -1,4 +1,4 @@
-//! The executor's end of a socket to its fork server, an init or a supervisor; and of the fork server itself.
+//! The executor's end of a socket to an init or a supervisor, and its client of the fork server.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -1,9 +1,10 @@
-//! A supervisor: the process that starts commands, one at a time, and sees to the end of everything that comes of them.
+//! A supervisor: the process that starts commands, one at a time, and ends everything that they start.
 //!
-//! It is the *subreaper* of its command: whatever process loses its parent, however often it forked and whatever session it
-//! opened, becomes a child of the supervisor. So "no process is left" is something it can know: it has no child.
-//! It learns that a command must end by a message, and that everybody must by the end of its socket, whose other end the
-//! executor holds and nobody else: a dropped executor and a killed one look alike, and neither can be missed.
+//! It is the *subreaper* of its command: a process that loses its parent, however often it forked and whatever session it opened, becomes a
+//! child of the supervisor. So "no process is left" is something it can know: it has no child.
+//!
+//! A message tells it to end a command, and the end of its socket to end itself with everything. Only the executor holds the other end of
+//! this socket, so a dropped executor and a killed one look alike, and neither can be missed.
 
 use std::ffi::CString;
 use std::io;

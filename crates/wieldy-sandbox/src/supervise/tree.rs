@@ -1,4 +1,4 @@
-//! A command and all that came of it, seen from its supervisor, which is the subreaper of it all.
+//! The process tree of a command, as seen by its supervisor, which is the subreaper of all of it.
 
 use std::fs::File;
 use std::io::{self, Read, Seek};

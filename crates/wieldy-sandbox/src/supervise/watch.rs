@@ -1,5 +1,5 @@
-//! What a supervisor looks at while a command runs, because nobody in the kernel does it for a whole tree: what it has written, how many
-//! files it has made and, where there is no cgroup, how much memory and how many processes it has.
+//! Limits that the kernel does not enforce for a whole process tree: bytes written and files made and, without a cgroup, memory and processes.
+//! The supervisor checks them while a command runs.
 
 use std::ffi::CString;
 use std::fs::{self, Metadata};

@@ -1,6 +1,7 @@
-//! What a sandbox hides or protects, looked at before every command: whether each is still the file that was covered.
+//! Masked paths: checks before every command that each file which a sandbox hides or protects is still the file that was masked.
 //!
-//! Whatever is put in the place of a file changes the folder that it is in. There are far fewer folders than files, so those are asked first.
+//! A mount masks a file and not a name. Replacing a file changes the folder that it is in, and there are far fewer folders than files, so the
+//! folders are looked at first.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Building what the processes of a sandbox see: a new root of mounts, and nothing else of the machine.
+//! Builds the file tree that the processes of a sandbox see: a new root of mounts, with nothing else of the host.
 
 use std::cell::Cell;
 use std::collections::HashMap;

@@ -1,4 +1,4 @@
-//! The question to a plan that was carried out: what does the sandbox do with whoever reads or writes at a path?
+//! Looks up the access that a plan gives to a path: writable, read-only, hidden, or absent.
 
 use std::path::{Path, PathBuf};
 

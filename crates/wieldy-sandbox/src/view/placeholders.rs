@@ -1,10 +1,11 @@
-//! The places on the machine that sandboxes hold so that nobody makes something there which programs outside would execute.
+//! Placeholders: files and folders that are made on the host so that there is something to mount on, where a sandbox must not create a file that
+//! programs outside would execute.
 //!
-//! A place that is missing is made, to be mounted on, and taken away after the last sandbox that needs it. A mount goes when
-//! what it covers is removed, in every sandbox: so whoever needs a place keeps a lock on it, for other executors to see.
-//! What was made has a mark, by which executors know it; what has none is somebody's own, and stays. Whoever sets one where it does not
-//! belong gains nothing: only what is just as we would make it is taken for ours.
-//! Workspaces are full of what commands have made: no link in one is ever followed here.
+//! A placeholder is removed after the last sandbox that needs it. A mount goes when the file below it is removed, in every sandbox, so each
+//! executor keeps a lock on the placeholders that it needs.
+//!
+//! Placeholders carry an extended attribute. A file without it belongs to the user and is never removed. Setting the attribute on another
+//! file gains nothing: the content must be that of a placeholder, too. No symbolic link in a workspace is ever followed here.
 
 pub(crate) mod host_view;
 pub(crate) mod sweep;

@@ -1,8 +1,7 @@
-//! Plans that were made before. A plan follows from what is asked for and from what is where on the machine, so where all of that is still the same,
-//! so is the plan.
+//! Cache of plans. A plan follows from a request and the host's files, so a cached plan is used again as long as these files did not change.
 //!
-//! Whatever is made, replaced or removed changes the folder that it is in: of a folder that did not change, nothing is looked at again. What
-//! that does not tell is looked at each time: where links lead, whether placeholders are as they were made, and secrets in deeper folders.
+//! Creating, replacing or removing a file changes the folder that it is in: in a folder that did not change, no file is looked at again.
+//! Checked each time is everything that a folder's times do not tell: targets of links, content of placeholders, and secrets in deeper folders.
 
 use std::cell::RefCell;
 use std::collections::HashMap;

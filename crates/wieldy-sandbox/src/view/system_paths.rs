@@ -1,5 +1,5 @@
-//! The folders of the system, and what a sandbox hides of them. What is hidden and protected in workspaces is in the core, as the
-//! file tools leave it alone, too.
+//! System folders that sandboxes show, and the secrets in them. Hidden and protected names of workspaces are in the core, where the file tools
+//! use them, too.
 
 /// System folders, shown read-only where the host has them; in newer systems some are links into `/usr`.
 pub(crate) const SYSTEM: [&str; 11] =

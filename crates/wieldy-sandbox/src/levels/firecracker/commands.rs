@@ -1,4 +1,4 @@
-//! The executor's side of a connection to a guest's agent: how it is made, and how a command is run through it.
+//! Connections to a guest's agent, and the commands that run through them, as the executor sees them.
 
 use std::convert::Infallible;
 use std::io::{self, Read, Write};

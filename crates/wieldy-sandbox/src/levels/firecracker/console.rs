@@ -1,4 +1,4 @@
-//! What a guest that does not stand has said last.
+//! The last output of a guest's console, for the error of a guest that does not start.
 
 use std::sync::{Mutex, PoisonError};
 

@@ -1,9 +1,10 @@
-//! Nested control groups: all sandboxes of a session are below the group of its first one, whose limits so hold for all of them together;
-//! and a sandbox that was made within another is below that one's.
+//! Parents of the cgroups of sandboxes, so that a limit holds for several sandboxes together.
 //!
-//! The first sandbox of a session is made of what waits ahead, in a group of its own. To move a process to another group takes
-//! longer than all the rest, so that group becomes the session's, and it is those after it that are made for their place. It
-//! stays as long as one of them does, also when the first one is gone.
+//! All sandboxes of a session are below the cgroup of its first one, and a sandbox that was made within another is below that one's.
+//!
+//! The first sandbox of a session is made of a warm init, which has a cgroup already. Moving a process to another cgroup takes longer than
+//! everything else, so this cgroup becomes the session's, and later sandboxes are made below it. It stays as long as one of them does, also
+//! when the first sandbox is gone.
 
 use std::collections::HashMap;
 use std::io;

@@ -1,7 +1,7 @@
-//! Idle sandboxes rest: their placeholders are away from the workspace until the next command.
+//! Takes the placeholders of an idle sandbox out of the workspace, and puts them back before its next command.
 //!
-//! A mount goes with the placeholder that it covers, and the sandbox itself has no right to mount. So the fork server puts the
-//! placeholders up again and covers them from outside, through the sandbox's mount namespace.
+//! A mount goes with the placeholder that it masks, and the sandbox itself has no right to mount. So the fork server makes the placeholders
+//! again and mounts over them from outside, through the sandbox's mount namespace.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

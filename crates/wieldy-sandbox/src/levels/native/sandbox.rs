@@ -1,4 +1,4 @@
-//! The executor's side of one sandbox: its init, its supervisors, its part of the cgroup tree, its proxy.
+//! A native sandbox as the executor sees it: its init, supervisors, cgroups and proxy, and the commands that run in it.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};

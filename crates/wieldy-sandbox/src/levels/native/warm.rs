@@ -1,4 +1,4 @@
-//! A sandbox to come: what is done before anybody knows what it will show.
+//! Warm inits: first processes of sandboxes, made ahead with their namespaces, cgroup and system mounts, before the workspace is known.
 
 use std::collections::BTreeMap;
 use std::io;

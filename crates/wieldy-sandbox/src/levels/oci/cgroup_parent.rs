@@ -1,5 +1,7 @@
-//! The control groups of containers, one in the other: a session's, in which all of its containers are; and a container's, in which those are
-//! that were made within it, and those of its commands. What one of them is limited to holds for everything in it together.
+//! Cgroups of containers, nested: a session's holds those of all its containers, and a container's holds those of its commands and of the
+//! containers that were made within it. A limit holds for everything below it together.
+//!
+//! Where each controller has a tree of its own, runtimes make more cgroups beside ours; these are found and removed here as well.
 
 use std::collections::HashMap;
 use std::fs;

@@ -1,4 +1,4 @@
-//! Commands in a container that stands: started by the runtime's `exec`, followed, measured, and ended without a rest.
+//! Commands in a running container: started by the runtime's `exec`, followed, measured, and ended with everything that they started.
 
 use std::fs;
 use std::io;

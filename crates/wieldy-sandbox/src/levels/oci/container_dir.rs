@@ -1,4 +1,4 @@
-//! Everything a container needs on the machine before its runtime is called, and its removal afterwards.
+//! The folder of a container on the host: its planned file tree, bundle and placeholders, made before the runtime is called and removed afterwards.
 
 use std::fs;
 use std::io;

@@ -1,5 +1,7 @@
-//! Commands in gVisor, whose processes the machine's kernel does not see: one at a time in the container itself, after which everybody of the
-//! agent's account in it is killed, and the others each in a container of its own inside the same sandbox.
+//! Commands in gVisor, whose processes the host's kernel does not see.
+//!
+//! One command at a time runs in the container itself, after which every process of the agent's account in it is killed. The others run in
+//! containers of their own inside the same sandbox.
 
 use std::fs;
 use std::io;
@@ -58,7 +60,7 @@ impl Container {
             Some(terminal) => {
                 Pipes::terminal_beyond(*terminal).map(|(pipes, streams, typed)| (pipes, streams, Some(typed)))
             }
-            None => Pipes::pipes(stdin).map(|(pipes, streams)| (pipes, streams, None)),
+            None => Pipes::open(stdin).map(|(pipes, streams)| (pipes, streams, None)),
         }
         .map_err(no_ends)?;
         let watching = watch(&confinement.workspace, &confinement.limits);

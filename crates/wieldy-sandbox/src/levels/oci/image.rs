@@ -1,4 +1,4 @@
-//! The system that a container's programs come from: the machine's own, or a folder with another one.
+//! The system that a container's programs come from: the host's own, or a folder with another one.
 
 use std::collections::BTreeSet;
 use std::fs;

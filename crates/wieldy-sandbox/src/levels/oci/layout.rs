@@ -1,4 +1,4 @@
-//! An OCI image layout on disk: which image in it is for this machine, whether its parts are what their digests say, and its unpacking.
+//! OCI image layouts on disk: selects the image for this machine, verifies the digests of its parts, and unpacks it.
 
 use std::fs::{self, File};
 use std::io::{self, Read};

@@ -1,6 +1,6 @@
-//! The way out of a container to listed hosts only: a network of its own, in which there is nothing but the loopback with the proxy's door.
+//! Network namespaces of containers that may reach listed hosts only: nothing but a loopback device, on which the proxy listens.
 //!
-//! The network is made here and handed to the runtime, which would make one without a door.
+//! The namespace is made here and given to the runtime, which would make one without the proxy.
 
 use std::fs::File;
 use std::io;

@@ -1,7 +1,6 @@
-//! The runtime's program: how it is called, in whose custody, and what its complaints mean.
+//! The program of an OCI runtime: its arguments, its log, and the meaning of its errors.
 //!
-//! Whatever of it lives longer than a moment runs in a supervisor of the fork server, as the level `none` runs commands: so it dies, and with it
-//! its container, when the executor does.
+//! Every call of it that may take long runs as a host process under a supervisor, so the runtime and its container end with the executor.
 
 use std::fs;
 use std::io;

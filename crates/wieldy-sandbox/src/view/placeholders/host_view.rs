@@ -1,4 +1,4 @@
-//! What is held for the sake of plans, and what the machine looks like without it.
+//! Placeholders that a plan needs, and a view of the host's files that leaves out those of other sandboxes.
 
 use std::collections::HashMap;
 use std::fs;

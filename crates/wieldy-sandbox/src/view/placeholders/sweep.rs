@@ -1,4 +1,4 @@
-//! Placeholders that killed executors left in a workspace: known by their mark, and by the lock that no executor has on them.
+//! Removes placeholders that killed executors left in a workspace: they carry the mark, and no executor has a lock on them.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};

@@ -1,4 +1,4 @@
-//! What a sandbox cannot change although it is in the workspace: what programs outside would execute.
+//! Plans the paths of a workspace that programs in a sandbox cannot change, because programs outside would execute them.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! Whole plans for whole hosts, and what must hold for any set of rules.
+//! Tests of whole plans for whole hosts, and of properties that hold for any set of rules.
 
 use insta::assert_snapshot;
 use proptest::prelude::*;
