@@ -23,7 +23,9 @@ pub(super) fn levels_import_layers(tree: &Tree) -> Vec<Problem> {
         }
         let code = code_of(&file.text);
         let mut tell = |at, message: String| problems.push(Problem::new(&file.path, line_of(&code, at), message));
-        for at in words(&code, "levels").chain(words(&code, "super")) {
+        // The first `super` of a path stands for all of them.
+        let above = words(&code, "super").filter(|at| !code[..*at].ends_with("super::"));
+        for at in words(&code, "levels").chain(above) {
             let mut parts = code[at..].split("::").map(|part| word_at(part.trim_start_matches('{')));
             let first = parts.next();
             let other = parts.find(|part| *part != "super").unwrap_or_default();

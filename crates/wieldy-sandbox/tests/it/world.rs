@@ -188,7 +188,7 @@ pub(crate) async fn eventually(patience: Duration, what: &str, condition: impl F
 /// the process they are in run `alone`, in one of their own.
 macro_rules! conformance {
     (together: [$($case:ident)*]; alone: [$($alone:ident)*];) => {
-        mod bare {
+        mod none {
             $crate::world::conformance!(@ wieldy_core::Level::None; $($case)*; $($alone)*);
         }
         mod native {

@@ -136,10 +136,7 @@ impl Container {
             .map_err(|error| failed("making a cgroup", error))?;
         let (raised, sentry) =
             raise_for_runtime(&parent, made.level).map_err(|error| failed("limiting a cgroup", error))?;
-        let dir = {
-            let (id, confinement) = (made.id.0.clone(), confinement.clone());
-            make_dir(Arc::clone(&base.setup), id, confinement).await?
-        };
+        let dir = make_dir(Arc::clone(&base.setup), made.id.0.clone(), confinement.clone()).await?;
         // Before there are any: a start that fails has made some, too.
         dir.setup.home.note_groups(parent.foreign().iter().filter_map(|group| cgroup_parent::above(group).pop()));
         let container = Self {
