@@ -4,6 +4,7 @@
 //! with a mistake in it. A remark that reviewers made three times becomes a rule here.
 
 mod docs;
+mod layers;
 mod lex;
 mod prose;
 mod rust;
@@ -21,6 +22,7 @@ type Rule = fn(&Tree) -> Vec<Problem>;
 /// The rules, with the names that are printed with their problems.
 const RULES: &[(&str, Rule)] = &[
     ("star", shape::star),
+    ("layers", layers::levels_import_layers),
     ("lints", shape::lints),
     ("unsafe", rust::unsafe_only_in_the_sandbox),
     ("ignored test", rust::no_ignored_test),

@@ -177,7 +177,7 @@ done",
 const NOT_THERE: &[&str] = &[
     "::runc::",
     "::gvisor::",
-    "::bare::",
+    "::none::",
     "::firecracker::",
     "as_user::",
     "ending::native::everything_printed_before_the_end_arrives",

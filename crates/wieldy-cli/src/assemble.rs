@@ -7,9 +7,9 @@ use std::sync::Arc;
 use anyhow::{Context, anyhow};
 use wieldy::secrets::PROTECTED_AT_HOME;
 use wieldy::{
-    Absent, CommandTool, Confirmer, DynamicTimeout, Executor, ExecutorBuilder, FileRules, FolderArtifacts, Level,
-    Manifest, ManifestTool, Native, NativeOptions, Oci, OciOptions, OutputSink, ProbeOptions, Problem, Rootfs,
-    SharedTool, Store, Unbound, history_tools,
+    CommandTool, Confirmer, DynamicTimeout, Executor, ExecutorBuilder, FileRules, FolderArtifacts, Level, Manifest,
+    ManifestTool, Native, NativeOptions, Oci, OciOptions, OutputSink, ProbeOptions, Problem, Rootfs, SharedTool, Store,
+    Unavailable, Unbound, history_tools,
 };
 
 use crate::config::{
@@ -55,7 +55,7 @@ pub(crate) fn executor(
     if config.state.as_os_str().is_empty() {
         for level in [Level::Runc, Level::Crun, Level::Youki, Level::Gvisor, Level::Firecracker] {
             let hint = "`--state DIR` or the key `state` names one";
-            builder = builder.sandbox(Absent::new(level, "there is no folder for wieldy's own files", hint));
+            builder = builder.sandbox(Unavailable::new(level, "there is no folder for wieldy's own files", hint));
         }
     } else {
         check_system(config)?;
@@ -67,7 +67,7 @@ pub(crate) fn executor(
         #[cfg(feature = "firecracker")]
         let guests = wieldy::Firecracker::new(firecracker(config, environment));
         #[cfg(not(feature = "firecracker"))]
-        let guests = Absent::firecracker();
+        let guests = Unavailable::firecracker();
         builder = builder.sandbox(guests);
     }
     builder.confirmer = confirmer;
@@ -212,8 +212,8 @@ fn native(config: &Config, environment: &Environment, many_calls: bool) -> Nativ
     NativeOptions {
         state: (!config.state.as_os_str().is_empty()).then(|| whole(&config.state)),
         home: environment.home().map(Path::to_owned),
-        spares,
-        blanks: spares,
+        warm_sandboxes: spares,
+        warm_inits: spares,
         idle_max: config.sandbox.idle,
         idle_limits: config.sandbox.idle_limits,
     }

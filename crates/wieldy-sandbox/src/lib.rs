@@ -1,48 +1,62 @@
-//! Custody of the processes that wieldy starts.
+//! Starts, confines, measures and ends the processes of calls.
 //!
-//! In reading order: the backends ([`Bare`], [`Native`], [`Oci`], [`Absent`], and with the feature `firecracker` virtual machines); the executor's side of a command; the way out to listed hosts
-//! ([`proxy`]) and the tree of limits; what is said between processes; and then those processes themselves, which are this
-//! program once more: the *warden* that makes sandboxes, the *init* of each, the *berths* in which commands run.
+//! The isolation levels are in `levels/`: [`Unconfined`], [`Native`], [`Oci`], with the feature `firecracker` virtual machines, and
+//! [`Unavailable`]. Each is put together from the layers, which know nothing of it:
 //!
-//! The only crate with `unsafe` code, which is in `sys.rs` and `native/sys_landlock.rs` and nowhere else.
+//! - `pool` keeps the sandboxes of sessions, `disk_quota` and `limits` count and judge their use, `state_dir` holds their files.
+//! - `view` plans and mounts the file tree that programs see; `filter` has the rules of seccomp and Landlock.
+//! - `supervise` runs commands in processes of its own and ends everything that they start; `denials` finds out what they were refused.
+//! - `cgroup` limits and measures; [`proxy`] is the way to listed hosts.
+//!
+//! [`probe`] tries all of it on this machine. This is the only crate with `unsafe` code, which is in `sys.rs` and nowhere else.
 #![deny(unsafe_code)]
 
-mod absent;
-mod bare;
-#[cfg(feature = "firecracker")]
-mod firecracker;
-mod native;
-mod oci;
+mod levels;
 mod probe;
 
-mod books;
-mod custody;
-mod host_program;
-mod link;
-mod prepare;
-mod wire;
+mod disk_quota;
+mod limits;
+mod pool;
+mod state_dir;
+
+mod denials;
+mod filter;
+mod supervise;
+mod view;
 
 #[cfg_attr(test, allow(dead_code, reason = "`tests/it/cgroup.rs` has it as a module of its own, and uses more of it"))]
 mod cgroup;
 pub mod proxy;
-
-mod berth;
-mod memory;
 #[expect(unsafe_code, reason = "the one place for it; every block says why it is sound")]
 mod sys;
-mod tree;
-mod warden;
-mod watch;
 
-pub use absent::Absent;
-pub use bare::Bare;
-pub use books::IdleLimits;
+#[cfg(test)]
+mod own_process;
+
+use std::ffi::{CStr, CString};
+
+pub use filter::seccomp::RefusedCall;
 #[cfg(feature = "firecracker")]
-pub use firecracker::{Firecracker, FirecrackerOptions, FirecrackerProblem};
-pub use link::{WardenAhead, finish};
-pub use native::held::is_placeholder;
-pub use native::left::sweep_placeholders;
-pub use native::{Native, NativeOptions};
-pub use oci::home::sweep;
-pub use oci::{Oci, OciOptions, OciProblem, OciVersion, Rootfs};
-pub use probe::{Holds, ProbeOptions, ProbeState, Probed, RefusedCall, Report, probe};
+pub use levels::firecracker::{Firecracker, FirecrackerOptions, FirecrackerProblem};
+pub use levels::native::{Native, NativeOptions};
+pub use levels::none::Unconfined;
+pub use levels::oci::{Oci, OciOptions, OciProblem, OciVersion, Rootfs};
+pub use levels::sweep;
+pub use levels::unavailable::Unavailable;
+pub use pool::IdleLimits;
+pub use probe::{Holds, ProbeOptions, ProbeState, Probed, Report, probe};
+pub use supervise::socket::{EarlyForkServer, finish};
+pub use view::placeholders::is_placeholder;
+pub use view::placeholders::sweep::sweep_placeholders;
+
+/// Becomes the helper process that a program was started as, by its name; returns for every other name. `words` are the arguments.
+fn become_helper(name: &CStr, words: impl FnOnce() -> Vec<CString>) {
+    if name == supervise::fork_server::NAME {
+        supervise::fork_server::live()
+    }
+    #[cfg(feature = "firecracker")]
+    if name.to_bytes().rsplit(|byte| *byte == b'/').next() == Some(levels::firecracker::AGENT_NAME.to_bytes()) {
+        levels::firecracker::live_as_agent(&words())
+    }
+    let _ = words;
+}

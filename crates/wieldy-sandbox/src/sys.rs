@@ -14,7 +14,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Runs before `main` in every program that this crate is part of: a program that was started as a warden becomes one
+/// Runs before `main` in every program that this crate is part of: a program that was started as a fork server becomes one
 /// and never comes to its `main`. So whoever embeds wieldy has its helper at hand, without a second file and without a
 /// word in `main`.
 #[used]
@@ -27,16 +27,12 @@ extern "C" fn before_main(count: c_int, words: *const *const c_char) {
     }
     // SAFETY: the C library hands its constructors what it hands to `main`: `count` texts, of which there is one at least.
     let name = unsafe { CStr::from_ptr(*words) };
-    if name == crate::warden::NAME {
-        crate::warden::live()
-    }
-    #[cfg(feature = "firecracker")]
-    if name.to_bytes().rsplit(|byte| *byte == b'/').next() == Some(crate::firecracker::AGENT_NAME.to_bytes()) {
+    let words = || -> Vec<CString> {
         // SAFETY: as above, for each of the `count` texts.
         let word = |number: c_int| unsafe { CStr::from_ptr(*words.add(number as usize)) }.to_owned();
-        let words: Vec<CString> = (1..count).map(word).collect();
-        crate::firecracker::live_as_agent(&words)
-    }
+        (1..count).map(word).collect()
+    };
+    crate::become_helper(name, words);
 }
 
 /// A program with all that it is started with, as the kernel takes it.
@@ -172,7 +168,7 @@ pub(crate) fn exit_now(code: i32) -> ! {
 
 /// The descriptor of this number, which nobody else may own.
 pub(crate) fn take_descriptor(number: RawFd) -> OwnedFd {
-    // SAFETY: called once by a warden at its start, for a descriptor that its starter made for it.
+    // SAFETY: called once by a fork server at its start, for a descriptor that its starter made for it.
     unsafe { OwnedFd::from_raw_fd(number) }
 }
 
@@ -328,6 +324,22 @@ fn set_mount_attributes(
         libc::syscall(libc::SYS_mount_setattr, mount.as_raw_fd(), path, flags, &raw const change, bytes)
     };
     if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Restricts this thread, and every process that it starts, by a Landlock ruleset, for good; new privileges must be ruled out already.
+/// The `landlock` crate's own function allocates. Quiet.
+pub(crate) fn landlock_restrict(ruleset: RawFd) -> io::Result<()> {
+    // SAFETY: takes plain numbers.
+    let status = unsafe { libc::syscall(libc::SYS_landlock_restrict_self, ruleset, 0) };
+    if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Returns the newest version of Landlock that this kernel has.
+pub(crate) fn landlock_version() -> io::Result<u32> {
+    const VERSION: u32 = 1;
+    // SAFETY: with this flag the kernel reads no memory; it wants a null pointer and a size of 0.
+    let version = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, std::ptr::null::<u8>(), 0, VERSION) };
+    u32::try_from(version).map_err(|_| io::Error::last_os_error())
 }
 
 fn checked(status: c_int) -> io::Result<c_int> {

@@ -40,8 +40,8 @@ pub use wieldy_core::*;
 #[cfg(feature = "mcp")]
 pub use wieldy_mcp as mcp;
 pub use wieldy_sandbox::{
-    Absent, Bare, Holds, IdleLimits, Native, NativeOptions, Oci, OciOptions, OciProblem, OciVersion, ProbeOptions,
-    ProbeState, Probed, RefusedCall, Report, Rootfs, WardenAhead, finish, is_placeholder, probe, sweep,
+    EarlyForkServer, Holds, IdleLimits, Native, NativeOptions, Oci, OciOptions, OciProblem, OciVersion, ProbeOptions,
+    ProbeState, Probed, RefusedCall, Report, Rootfs, Unavailable, Unconfined, finish, is_placeholder, probe, sweep,
     sweep_placeholders,
 };
 #[cfg(feature = "firecracker")]
@@ -74,7 +74,7 @@ pub fn builder_with(
 ) -> Result<ExecutorBuilder, WorkspaceError> {
     let tools = builtin_tools(workspace, environment)?;
     let mut builder =
-        Executor::builder().tools(tools).sandbox(Bare::default()).sandbox(Native::new(NativeOptions::default()));
+        Executor::builder().tools(tools).sandbox(Unconfined::default()).sandbox(Native::new(NativeOptions::default()));
     builder.workspace = absolute(workspace);
     Ok(builder)
 }

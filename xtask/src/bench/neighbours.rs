@@ -38,7 +38,7 @@ os._exit(1)'",
 /// Returns a row for each bomb.
 pub(super) fn measure(quick: bool, runtime: &Runtime) -> Result<Vec<Row>> {
     let workspace = tempfile::tempdir()?;
-    let native = Native::new(NativeOptions { spares: 0, ..NativeOptions::default() });
+    let native = Native::new(NativeOptions { warm_sandboxes: 0, ..NativeOptions::default() });
     let executor = executor(workspace.path(), native)?;
     let samples = if quick { 60 } else { 400 };
     let rows = BOMBS.map(|(name, script)| {

@@ -41,8 +41,8 @@ pub(super) fn measure(quick: bool) -> Result<Vec<Row>> {
         Contestant::new(FORK, |times| timed(times, || by_hand(PROGRAM, &[]))),
         Contestant::new(BARE, |times| subject.repeat(times, &subject.bare, None)),
         Contestant::new(WARM, |times| subject.repeat(times, &subject.native, Some("bench"))),
-        Contestant::new(POOLED, |times| subject.repeat_ready(times, &subject.pooled, || subject.pool.spares())),
-        Contestant::new(COLD, |times| subject.repeat_ready(times, &subject.cold, || subject.blanks.blanks())),
+        Contestant::new(POOLED, |times| subject.repeat_ready(times, &subject.pooled, || subject.pool.warm_sandboxes())),
+        Contestant::new(COLD, |times| subject.repeat_ready(times, &subject.cold, || subject.blanks.warm_inits())),
     ];
     let peer = bubblewrap
         .map(|arguments| Contestant::new(BUBBLEWRAP, move |times| timed(times, || by_hand("bwrap", &arguments))));
@@ -106,7 +106,7 @@ pub(super) fn spin(duration: Duration, cold: bool) -> Result<()> {
     let (began, mut calls, mut took) = (Instant::now(), 0_u64, Duration::ZERO);
     while began.elapsed() < duration {
         took += match cold {
-            true => subject.repeat_ready(10, &subject.cold, || subject.blanks.blanks()),
+            true => subject.repeat_ready(10, &subject.cold, || subject.blanks.warm_inits()),
             false => subject.repeat(10, &subject.native, Some("bench")),
         };
         calls += 10;
@@ -129,12 +129,13 @@ struct Subject<'a> {
 impl<'a> Subject<'a> {
     fn new(runtime: &'a Runtime) -> Result<Self> {
         let workspace = tempfile::tempdir()?;
-        let options = |spares, blanks| NativeOptions { spares, blanks, ..NativeOptions::default() };
+        let options =
+            |warm_sandboxes, warm_inits| NativeOptions { warm_sandboxes, warm_inits, ..NativeOptions::default() };
         let (pool, blanks) = (Native::new(options(2, 2)), Native::new(options(0, 2)));
         Ok(Self {
             runtime,
             native: executor(workspace.path(), Native::new(options(0, 1)))?,
-            bare: executor(workspace.path(), wieldy_sandbox::Bare::default())?,
+            bare: executor(workspace.path(), wieldy_sandbox::Unconfined::default())?,
             cold: executor(workspace.path(), blanks.clone())?,
             blanks,
             pooled: executor(workspace.path(), pool.clone())?,
@@ -297,7 +298,7 @@ fn bubblewrap() -> Option<Vec<String>> {
 async fn idle_memory() -> Result<Row> {
     const COUNT: u64 = 50;
     let workspace = tempfile::tempdir()?;
-    let native = Native::new(NativeOptions { spares: 0, ..NativeOptions::default() });
+    let native = Native::new(NativeOptions { warm_sandboxes: 0, ..NativeOptions::default() });
     let executor = executor(workspace.path(), native)?;
     repeat(1, executor.clone(), call("True", Some("first"))).await;
     let (own_before, theirs_before) = (status_bytes("self", "VmRSS:")?, private_bytes()?);
@@ -308,7 +309,7 @@ async fn idle_memory() -> Result<Row> {
     let theirs = private_bytes()?.saturating_sub(theirs_before);
     drop(executor);
     Ok(Row {
-        name: "memory of an idle sandbox, its init, berth and our books".into(),
+        name: "memory of an idle sandbox, its init, supervisor and our books".into(),
         ours: Figure::Bytes((own + theirs) as f64 / COUNT as f64),
         floor: None,
         ratio: None,
@@ -322,7 +323,7 @@ async fn after_a_pause(rounds: usize) -> Result<Row> {
     const PAUSE: Duration = Duration::from_millis(2200);
     const NONE: &str = "after a pause, without placeholders";
     let (empty, full) = (tempfile::tempdir()?, tempfile::tempdir()?);
-    let native = || Native::new(NativeOptions { spares: 0, ..NativeOptions::default() });
+    let native = || Native::new(NativeOptions { warm_sandboxes: 0, ..NativeOptions::default() });
     let (held, plain) = (executor(empty.path(), native())?, executor(full.path(), native())?);
     let once = |executor: &Executor| repeat(1, executor.clone(), call("True", Some("pause")));
     once(&held).await;
@@ -401,7 +402,7 @@ fn private_bytes() -> Result<u64> {
     let mut total = 0;
     for process in std::fs::read_dir("/proc")?.flatten() {
         let name = std::fs::read_to_string(process.path().join("comm")).unwrap_or_default();
-        if matches!(name.trim(), "wieldy-init" | "wieldy-berth") {
+        if matches!(name.trim(), "wieldy-init" | "wieldy-supervis") {
             let rollup = std::fs::read_to_string(process.path().join("smaps_rollup")).unwrap_or_default();
             let private = rollup.lines().filter(|line| line.starts_with("Private_"));
             total += private.filter_map(kibibytes).sum::<u64>() * 1024;

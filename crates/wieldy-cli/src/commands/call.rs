@@ -33,10 +33,10 @@ pub(crate) fn run(
     }
     let arguments = arguments(args.args.as_deref(), &args.pairs)?;
     // The history outlives the runtime, so that it gets the last records of running calls.
-    let warden = (args.tool == BASH).then(wieldy::WardenAhead::start);
+    let fork_server = (args.tool == BASH).then(wieldy::EarlyForkServer::start);
     let history = History::open(config, Tasks::Forgotten)?;
     let work = async {
-        let _warden = warden;
+        let _fork_server = fork_server;
         let live = Arc::new(Live::new(&args.tool, printer));
         let confirmer = confirm::confirmer(args.run.yes, printer, &ProgressBar::hidden());
         let work = assemble::Work { output: Some(Arc::clone(&live) as _), ..assemble::Work::default() };

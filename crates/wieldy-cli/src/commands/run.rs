@@ -42,10 +42,10 @@ pub(crate) fn run(
     let input = Arc::clone(&person);
     let tool = Attached::new(assemble::tool_environment(config, environment), move || input.attach());
     // The history outlives the runtime, so that it gets the last records of running calls.
-    let warden = wieldy::WardenAhead::start();
+    let fork_server = wieldy::EarlyForkServer::start();
     let history = History::open(config, Tasks::Forgotten)?;
     let work = async {
-        let _warden = warden;
+        let _fork_server = fork_server;
         let confirmer = confirm::confirmer(args.run.yes, printer, &ProgressBar::hidden());
         let work = assemble::Work {
             output: (!printer.json).then(|| Arc::clone(&person) as _),

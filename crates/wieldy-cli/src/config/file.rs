@@ -322,7 +322,7 @@ impl FileConfig {
                 idle: Some(Time(native.idle_max)),
                 idle_max: Some(Whole(native.idle_limits.sandboxes_max as u64)),
                 idle_per_tenant_max: Some(Whole(native.idle_limits.per_tenant_max as u64)),
-                spares: Some(Whole(native.spares as u64)),
+                spares: Some(Whole(native.warm_sandboxes as u64)),
                 floor: Some(Level::None),
                 limits: Some(FileSandboxLimits {
                     cpu_millicores: Some(Whole(0)),

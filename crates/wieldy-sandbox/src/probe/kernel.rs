@@ -1,6 +1,5 @@
-//! The parts of the kernel that the native level is made of, each tried by itself.
+//! Tries each part of the kernel that the native level is made of.
 
-use std::fs;
 use std::io;
 use std::path::Path;
 
@@ -8,9 +7,11 @@ use libc::c_int;
 use rustix::process::{WaitOptions, waitpid};
 
 use super::Probed;
-use crate::native::owners::{self, Identity};
-use crate::native::{landlock, seccomp};
+use crate::filter::landlock;
+use crate::filter::seccomp;
+use crate::supervise::namespaces::{forbidden_by, kernel_setting};
 use crate::sys;
+use crate::view::identity::{self, Identity};
 
 /// The namespaces of a sandbox besides that of users, in which all of them are made.
 const NAMESPACES: [(&str, c_int); 6] = [
@@ -24,8 +25,8 @@ const NAMESPACES: [(&str, c_int); 6] = [
 
 /// Every part, in the order in which they are needed.
 pub(super) fn features(workspace: &Path) -> Vec<Probed> {
-    let mut checks = vec![user_namespaces(try_namespaces(0), &read)];
-    checks.extend(NAMESPACES.map(|(name, flag)| namespace(name, try_namespaces(flag), &read)));
+    let mut checks = vec![user_namespaces(try_namespaces(0), &kernel_setting)];
+    checks.extend(NAMESPACES.map(|(name, flag)| namespace(name, try_namespaces(flag), &kernel_setting)));
     if Identity::of_this_process() == Identity::Root {
         checks.push(owners(workspace));
     }
@@ -40,37 +41,6 @@ fn try_namespaces(flags: c_int) -> io::Result<()> {
     let Some(pid) = sys::fork(libc::CLONE_NEWUSER | flags)? else { sys::exit_now(0) };
     rustix::io::retry_on_intr(|| waitpid(Some(pid), WaitOptions::empty()))?;
     Ok(())
-}
-
-/// What a setting of the kernel says.
-fn read(setting: &str) -> Option<String> {
-    let path = format!("/proc/sys/{}", setting.replace('.', "/"));
-    Some(fs::read_to_string(path).ok()?.trim().to_owned())
-}
-
-/// What can be set such that nobody but root, or nobody at all, may make user namespaces: the value that forbids it, what to set instead, and
-/// whether the kernel then says that there may be no more of them, rather than that it is not permitted.
-const FORBIDDING: [(&str, &str, &str, bool); 3] = [
-    ("kernel.unprivileged_userns_clone", "0", "1", false),
-    ("kernel.apparmor_restrict_unprivileged_userns", "1", "0", false),
-    ("user.max_user_namespaces", "0", "65536", true),
-];
-
-/// The setting that is the reason for this error, if one is, and what to do about it.
-fn forbidden_by(error: &io::Error, read: &dyn Fn(&str) -> Option<String>) -> Option<(String, String)> {
-    let too_many = matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EUSERS));
-    let mut settings = FORBIDDING.into_iter().filter(|(.., counts)| *counts == too_many);
-    let (setting, value, instead, _) =
-        settings.find(|(setting, value, ..)| read(setting).is_some_and(|found| found == *value))?;
-    Some((format!("`{setting}` is {value}"), format!("as root: `sysctl -w {setting}={instead}`")))
-}
-
-/// Why no namespaces could be made, with the setting that is the reason, if one is, and what to do about it.
-pub(crate) fn explained(error: io::Error) -> io::Error {
-    match forbidden_by(&error, &read) {
-        Some((told, hint)) => io::Error::new(error.kind(), format!("{error}, as {told}; {hint}")),
-        None => error,
-    }
 }
 
 fn user_namespaces(tried: io::Result<()>, read: &dyn Fn(&str) -> Option<String>) -> Probed {
@@ -94,7 +64,7 @@ fn namespace(name: &str, tried: io::Result<()>, read: &dyn Fn(&str) -> Option<St
 /// Whether the workspace can be mounted such that its files belong to the sandbox's user.
 fn owners(workspace: &Path) -> Probed {
     let name = "id-mapped mounts";
-    match owners::try_mapping(workspace) {
+    match identity::try_mapping(workspace) {
         Ok(_) => Probed::works(name, format!("of the workspace `{}`", workspace.display())),
         Err(error) => Probed::fails(
             name,
@@ -131,7 +101,7 @@ fn seccomp() -> Probed {
         Ok(filter) => filter,
         Err(error) => return Probed::fails("seccomp", error, "use x86-64 or ARM64"),
     };
-    let actions = read("kernel.seccomp.actions_avail").unwrap_or_default();
+    let actions = kernel_setting("kernel.seccomp.actions_avail").unwrap_or_default();
     if actions.split_whitespace().any(|action| action == "errno") {
         let (calls, steps) = (seccomp::refused().count(), filter.len());
         return Probed::works(

@@ -1,4 +1,4 @@
-//! The isolation levels, each tried by running a program at it, as far as there is a backend for it.
+//! Tries each isolation level by running a program at it.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::DirBuilderExt;
@@ -12,9 +12,12 @@ use wieldy_core::{Command, Confinement, Ended, Exit, Level, OutputSink, Place, S
 
 use super::{Holds, ProbeOptions, ProbeState, Probed};
 use crate::cgroup::Hierarchy;
-use crate::native::usage;
-use crate::oci::{Oci, OciOptions, OciProblem, container, remove_emptied};
-use crate::{Bare, Native, bare};
+use crate::levels::native;
+use crate::levels::none;
+use crate::levels::oci;
+use crate::levels::oci::remove_emptied;
+use crate::levels::oci::{Oci, OciOptions, OciProblem};
+use crate::{Native, Unconfined};
 
 /// How long a program that does nothing may take.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -42,13 +45,13 @@ pub(super) async fn levels(options: &ProbeOptions, native: &Native, features: &[
 pub(super) fn holds(hierarchy: &Hierarchy) -> Vec<Holds> {
     let held = |level: Level| {
         let (limits, networks) = match level {
-            Level::None => (bare::enforcement(), vec!["open"]),
-            Level::Native => (usage::enforcement(hierarchy), vec!["none", "open", "hosts"]),
+            Level::None => (none::enforcement(), vec!["open"]),
+            Level::Native => (native::enforcement(hierarchy), vec!["none", "open", "hosts"]),
             Level::Runc | Level::Crun | Level::Youki | Level::Gvisor => {
-                (container::enforcement(level, hierarchy), vec!["none", "open", "hosts"])
+                (oci::enforcement(level, hierarchy), vec!["none", "open", "hosts"])
             }
             #[cfg(feature = "firecracker")]
-            Level::Firecracker => (crate::firecracker::enforcement(hierarchy), vec!["none"]),
+            Level::Firecracker => (crate::levels::firecracker::enforcement(hierarchy), vec!["none"]),
             #[cfg(not(feature = "firecracker"))]
             Level::Firecracker => return None,
         };
@@ -59,7 +62,7 @@ pub(super) fn holds(hierarchy: &Hierarchy) -> Vec<Holds> {
 
 async fn none(options: &ProbeOptions) -> Probed {
     let name = Level::None.as_str();
-    match try_level(&Bare::default(), &options.confinement, options).await {
+    match try_level(&Unconfined::default(), &options.confinement, options).await {
         Ok(()) => Probed::works(name, "programs run with your own rights, and are cleaned up after"),
         Err(told) => Probed::fails(name, told, "see that /proc is mounted and that this program may be executed"),
     }
@@ -201,7 +204,7 @@ async fn installed(options: &ProbeOptions, level: Level, program: &str) -> Probe
 /// Without it there is nothing to try.
 #[cfg(not(feature = "firecracker"))]
 async fn firecracker(_options: &ProbeOptions) -> Probed {
-    let absent = crate::Absent::firecracker();
+    let absent = crate::Unavailable::firecracker();
     let (problem, hint) = absent.reason();
     Probed::fails(Level::Firecracker.as_str(), problem, hint)
 }
@@ -258,10 +261,16 @@ fn find(program: &str, path: &str) -> Option<PathBuf> {
 /// What a program says to `--version`, on one line.
 async fn version(options: &ProbeOptions, program: &Path) -> Option<String> {
     let said = Arc::new(Said::default());
-    let exit =
-        run(&Bare::default(), program.to_str()?, &["--version"], &options.confinement, options, Arc::clone(&said))
-            .await
-            .ok()?;
+    let exit = run(
+        &Unconfined::default(),
+        program.to_str()?,
+        &["--version"],
+        &options.confinement,
+        options,
+        Arc::clone(&said),
+    )
+    .await
+    .ok()?;
     let text = said.text();
     let line = text.lines().find(|line| !line.trim().is_empty())?.trim();
     (exit.ended == Ended::Code(0)).then(|| line.chars().filter(|c| !c.is_control()).take(80).collect())

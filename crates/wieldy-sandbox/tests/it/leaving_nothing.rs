@@ -121,7 +121,7 @@ fn when_the_embedding_process_is_killed_nothing_of_its_commands_is_left() {
     let helpers = below(embedder.0.id() as i32);
     drop(embedder);
     runtime.block_on(eventually(Duration::from_secs(5), "all are gone", || alive(&mark).is_empty()));
-    // The warden still obeys what it was told before: it makes places in workspaces, and takes them away at its own end.
+    // The fork server still obeys what it was told before: it makes places in workspaces, and takes them away at its own end.
     let gone = || helpers.iter().all(|id| !Path::new(&format!("/proc/{id}")).exists());
     runtime.block_on(eventually(Duration::from_secs(5), "the helpers are gone", gone));
     let workspaces = fs::read_dir(folder.path()).unwrap().map(|workspace| workspace.unwrap().path());

@@ -5,7 +5,7 @@
 
 mod as_user;
 mod cgroup;
-mod complaints;
+mod denials;
 mod ending;
 mod escape;
 #[cfg(feature = "firecracker")]

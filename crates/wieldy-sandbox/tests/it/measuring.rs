@@ -44,7 +44,7 @@ async fn the_peak_of_memory_is_that_of_the_largest_process() {
 }
 
 fn the_peak_of_memory_does_not_count_the_embedding_process() {
-    // Both on the heap proper and in a mapping of its own. What the berth has for itself may be counted: of a test, some megabytes.
+    // Both on the heap proper and in a mapping of its own. What the supervisor has for itself may be counted: of a test, some megabytes.
     let large = vec![1_u8; 300 * MIB as usize];
     let small: Vec<Vec<u8>> = (0..50_000).map(|_| vec![1; 1024]).collect();
     for runtime in

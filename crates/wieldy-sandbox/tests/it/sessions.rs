@@ -28,7 +28,7 @@ fn script(native: &Native, place: Place, text: &str) -> World {
 }
 
 fn native() -> Native {
-    Native::new(NativeOptions { spares: 0, blanks: 0, ..NativeOptions::default() })
+    Native::new(NativeOptions { warm_sandboxes: 0, warm_inits: 0, ..NativeOptions::default() })
 }
 
 /// Runs a script in the workspace of another.
@@ -114,7 +114,7 @@ async fn what_runs_in_a_sandbox_ends_with_it() {
 
 #[tokio::test]
 async fn an_idle_sandbox_goes_by_itself_and_the_next_call_gets_a_new_one() {
-    let options = NativeOptions { spares: 0, idle_max: Duration::from_millis(200), ..NativeOptions::default() };
+    let options = NativeOptions { warm_sandboxes: 0, idle_max: Duration::from_millis(200), ..NativeOptions::default() };
     let (native, home) = (Native::new(options), World::bash(":"));
     said(&native, session("a"), &home, "touch /tmp/note").await;
     let first = native.list()[0].sandbox.id.clone();
@@ -126,7 +126,7 @@ async fn an_idle_sandbox_goes_by_itself_and_the_next_call_gets_a_new_one() {
 #[tokio::test]
 async fn of_too_many_idle_sandboxes_the_least_recently_used_go_and_busy_ones_stay() {
     let idle_limits = IdleLimits { sandboxes_max: 3, per_tenant_max: 2 };
-    let options = NativeOptions { spares: 0, blanks: 0, idle_limits, ..NativeOptions::default() };
+    let options = NativeOptions { warm_sandboxes: 0, warm_inits: 0, idle_limits, ..NativeOptions::default() };
     let (native, home) = (Native::new(options), World::bash(":"));
     let (busy, running) = {
         let mut world = script(&native, session("busy"), "echo ready; cat /tmp/gate; sleep 1000");
@@ -159,19 +159,19 @@ async fn of_too_many_idle_sandboxes_the_least_recently_used_go_and_busy_ones_sta
 
 #[tokio::test]
 async fn what_waits_ahead_goes_when_nothing_is_called_for_long() {
-    let options = NativeOptions { spares: 0, idle_max: Duration::from_secs(2), ..NativeOptions::default() };
+    let options = NativeOptions { warm_sandboxes: 0, idle_max: Duration::from_secs(2), ..NativeOptions::default() };
     let (native, home) = (Native::new(options), World::bash(":"));
     for _ in 0..2 {
         assert_eq!(said(&native, Place::Own, &home, "echo hi").await, "hi\n");
-        eventually(Duration::from_secs(30), "one waits", || native.blanks() == 1).await;
-        eventually(Duration::from_secs(30), "none waits", || native.blanks() == 0).await;
+        eventually(Duration::from_secs(30), "one waits", || native.warm_inits() == 1).await;
+        eventually(Duration::from_secs(30), "none waits", || native.warm_inits() == 0).await;
     }
 }
 
 #[tokio::test]
 async fn a_sandbox_that_somebody_killed_is_replaced() {
     let (native, home) = (native(), World::bash(":"));
-    // The first process of the sandbox is the parent of the berth, which is the parent of the command.
+    // The first process of the sandbox is the parent of the supervisor, which is the parent of the command.
     let (world, running) = script(&native, session("a"), "echo ready; sleep 1000").start();
     world.printed.contains("ready").await;
     eventually(Duration::from_secs(10), "the command is there", || !world.alive().is_empty()).await;
@@ -234,17 +234,18 @@ async fn a_sandbox_that_is_made_within_another_is_one_of_its_own() {
 }
 
 #[tokio::test]
-async fn only_some_berths_wait_for_later_commands() {
+async fn only_some_supervisors_wait_for_later_commands() {
     let (native, home) = (native(), World::bash(":"));
     let meet = "touch here-$$; until [ $(ls here-* | wc -l) = 12 ]; do sleep 0.01; done; echo met";
     let met = futures_util::future::join_all((0..12).map(|_| said(&native, session("a"), &home, meet))).await;
     assert_eq!(met, ["met\n"; 12]);
-    let is_berth =
-        |id: &i32| std::fs::read_to_string(format!("/proc/{id}/comm")).is_ok_and(|name| name.trim() == "wieldy-berth");
-    let berths = || below(std::process::id() as i32).iter().filter(|id| is_berth(id)).count();
-    eventually(Duration::from_secs(10), "the others are gone", || berths() == 8).await;
+    let is_supervisor = |id: &i32| {
+        std::fs::read_to_string(format!("/proc/{id}/comm")).is_ok_and(|name| name.trim() == "wieldy-supervis")
+    };
+    let supervisors = || below(std::process::id() as i32).iter().filter(|id| is_supervisor(id)).count();
+    eventually(Duration::from_secs(10), "the others are gone", || supervisors() == 8).await;
     assert_eq!(said(&native, session("a"), &home, "echo on").await, "on\n");
-    assert_eq!((berths(), native.list().len()), (8, 1));
+    assert_eq!((supervisors(), native.list().len()), (8, 1));
 }
 
 #[tokio::test]
@@ -286,7 +287,7 @@ async fn the_peaks_of_a_call_are_its_own_also_after_a_larger_one() {
 
 #[tokio::test]
 async fn sandboxes_are_built_ahead_and_used_once() {
-    let native = Native::new(NativeOptions { spares: 2, ..NativeOptions::default() });
+    let native = Native::new(NativeOptions { warm_sandboxes: 2, ..NativeOptions::default() });
     let home = World::bash(":");
     let mut used = std::collections::BTreeSet::new();
     for _ in 0..4 {
@@ -295,7 +296,7 @@ async fn sandboxes_are_built_ahead_and_used_once() {
         let exit = world.run().await.unwrap();
         assert_eq!(exit.ended, Ended::Code(0), "a sandbox was used twice");
         assert!(used.insert(exit.sandbox.id));
-        eventually(Duration::from_secs(10), "a sandbox is built ahead", || native.spares() > 0).await;
+        eventually(Duration::from_secs(10), "a sandbox is built ahead", || native.warm_sandboxes() > 0).await;
     }
 }
 

@@ -13,7 +13,7 @@ use wieldy_core::{
     Command, Confinement, Exit, FileRules, Level, Network, OutputSink, Place, ResourceLimits, Sandbox, SandboxError,
     Stdin, Stream,
 };
-use wieldy_sandbox::{Bare, Native, NativeOptions};
+use wieldy_sandbox::{Native, NativeOptions, Unconfined};
 
 use crate::oci;
 
@@ -188,7 +188,7 @@ pub(crate) async fn eventually(patience: Duration, what: &str, condition: impl F
 /// the process they are in run `alone`, in one of their own.
 macro_rules! conformance {
     (together: [$($case:ident)*]; alone: [$($alone:ident)*];) => {
-        mod bare {
+        mod none {
             $crate::world::conformance!(@ wieldy_core::Level::None; $($case)*; $($alone)*);
         }
         mod native {
@@ -300,8 +300,10 @@ fn level() -> (Level, PathBuf) {
 fn backend() -> Arc<dyn Sandbox> {
     let (level, state) = level();
     match level {
-        Level::Native => Arc::new(Native::new(NativeOptions { spares: 0, blanks: 0, ..NativeOptions::default() })),
-        Level::None => Arc::new(Bare::default()),
+        Level::Native => {
+            Arc::new(Native::new(NativeOptions { warm_sandboxes: 0, warm_inits: 0, ..NativeOptions::default() }))
+        }
+        Level::None => Arc::new(Unconfined::default()),
         Level::Runc | Level::Gvisor => oci::suite::backend(level, &state),
         #[cfg(feature = "firecracker")]
         Level::Firecracker => Arc::new(crate::firecracker::Driver::new()),

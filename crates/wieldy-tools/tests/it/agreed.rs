@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use wieldy_core::{
     Answer, BoxFuture, Call, Caller, Code, Confirmation, Confirmer, Executor, Level, Manifest, Options, ToolResult,
 };
-use wieldy_sandbox::Bare;
+use wieldy_sandbox::Unconfined;
 use wieldy_tools::shell::{CommandTool, shell_tools};
 
 const MANIFEST: &str = r#"
@@ -66,7 +66,7 @@ async fn agreed(
     let seen = Arc::default();
     builder.confirmer = Some(Arc::new(Agreeing { meanwhile: move || meanwhile(&path), seen: Arc::clone(&seen) }));
     let environment = BTreeMap::from([("PATH".into(), "/usr/bin:/bin".into())]);
-    let mut builder = builder.sandbox(Bare::default()).tools(shell_tools(environment.clone()));
+    let mut builder = builder.sandbox(Unconfined::default()).tools(shell_tools(environment.clone()));
     for tool in Manifest::from_toml(MANIFEST).unwrap().tools {
         builder = builder.tool(CommandTool::new(tool.spec, tool.command.unwrap(), environment.clone()).unwrap());
     }

@@ -31,7 +31,7 @@ impl World {
         let workspace = tempfile::tempdir().unwrap();
         let mark = format!("wieldy-mark-{}-{}", std::process::id(), workspace.path().display());
         let environment = BTreeMap::from([("PATH".into(), "/usr/bin:/bin".into()), ("MARK".into(), mark.clone())]);
-        let native = Native::new(NativeOptions { spares: 0, ..NativeOptions::default() });
+        let native = Native::new(NativeOptions { warm_sandboxes: 0, ..NativeOptions::default() });
         let mut builder = Executor::builder().sandbox(native.clone()).tools(shell_tools(environment));
         builder.workspace = workspace.path().canonicalize().unwrap();
         builder.grace = Duration::from_millis(200);

@@ -52,7 +52,7 @@ impl World {
             fs::write(folder.path().join(path), format!("{text}\n")).unwrap();
         }
         let environment = BTreeMap::from([("PATH".to_owned(), "/usr/bin:/bin".to_owned())]);
-        let native = Native::new(NativeOptions { spares: 0, ..NativeOptions::default() });
+        let native = Native::new(NativeOptions { warm_sandboxes: 0, ..NativeOptions::default() });
         let mut builder = Executor::builder().sandbox(native).tool(Bash::new(environment.clone()));
         builder.workspace = workspace;
         builder.grace = Duration::from_millis(200);

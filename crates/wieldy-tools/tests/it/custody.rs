@@ -28,7 +28,7 @@ impl World {
     fn new(manifest: &str, change: impl FnOnce(&mut ExecutorBuilder)) -> Self {
         let workspace = tempfile::tempdir().unwrap();
         let environment = || BTreeMap::from([("PATH".into(), "/usr/bin:/bin".into())]);
-        let native = Native::new(NativeOptions { spares: 0, blanks: 0, ..NativeOptions::default() });
+        let native = Native::new(NativeOptions { warm_sandboxes: 0, warm_inits: 0, ..NativeOptions::default() });
         let mut builder = Executor::builder().sandbox(native).tools(shell_tools(environment()));
         for tool in Manifest::from_toml(manifest).unwrap().tools {
             builder = builder.tool(CommandTool::new(tool.spec, tool.command.unwrap(), environment()).unwrap());

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use wieldy_core::{Batch, Call, Caller, Executor, Level, Manifest};
-use wieldy_sandbox::Bare;
+use wieldy_sandbox::Unconfined;
 use wieldy_tools::shell::CommandTool;
 use wieldy_tools::{Workspace, file_tools};
 
@@ -112,7 +112,7 @@ fn with_slow_tools(root: &std::path::Path) -> Executor {
     let mut builder = Executor::builder().tools(file_tools(Arc::new(Workspace::open(root).expect("a folder"))));
     builder.workspace = root.to_owned();
     builder.isolation = Level::None;
-    let mut builder = builder.sandbox(Bare::default());
+    let mut builder = builder.sandbox(Unconfined::default());
     let environment = std::collections::BTreeMap::from([("PATH".to_owned(), "/usr/bin:/bin".to_owned())]);
     for tool in Manifest::from_toml(&manifest).expect("a manifest").tools {
         let command = tool.command.expect("a command");

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use wieldy_core::{
     Call, Caller, Code, CommandSpec, Executor, Held, Level, Manifest, OutputForm, SharedTool, Status, ToolSpec,
 };
-use wieldy_sandbox::Bare;
+use wieldy_sandbox::Unconfined;
 use wieldy_tools::shell::{CommandTool, RUN_PROGRAMS, shell_tools};
 
 const MANIFEST: &str = r#"
@@ -71,7 +71,7 @@ fn arguments(tool: &str) -> Value {
 #[tokio::test]
 async fn a_caller_without_the_permission_starts_and_steers_no_program() {
     let workspace = tempfile::tempdir().unwrap();
-    let mut builder = Executor::builder().sandbox(Bare::default()).tools(program_tools());
+    let mut builder = Executor::builder().sandbox(Unconfined::default()).tools(program_tools());
     builder.workspace = workspace.path().to_owned();
     builder.isolation = Level::None;
     let executor = builder.build().unwrap();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use wieldy_core::{Call, Code, Executor, Level, Manifest, Options, Status, ToolResult};
-use wieldy_sandbox::Bare;
+use wieldy_sandbox::Unconfined;
 use wieldy_tools::shell::{Bash, CommandTool};
 
 struct World {
@@ -27,7 +27,7 @@ impl World {
         builder.workspace = workspace.path().to_owned();
         builder.isolation = Level::None;
         builder.grace = Duration::from_millis(200);
-        let mut builder = builder.sandbox(Bare::default()).tool(Bash::new(environment()));
+        let mut builder = builder.sandbox(Unconfined::default()).tool(Bash::new(environment()));
         for tool in Manifest::from_toml(manifest).unwrap().tools {
             builder = builder.tool(CommandTool::new(tool.spec, tool.command.unwrap(), environment()).unwrap());
         }

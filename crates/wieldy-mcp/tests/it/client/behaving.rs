@@ -283,7 +283,7 @@ async fn what_an_untrusted_server_claims_changes_neither_the_order_nor_the_wait_
         let world = wieldy_testkit::World::with([], |builder| {
             builder.isolation = wieldy_core::Level::None;
             builder.journal = std::sync::Arc::new(NeverKept(wieldy_core::MemoryJournal::new(1_000)));
-            *builder = std::mem::take(builder).sandbox(wieldy_sandbox::Bare::default());
+            *builder = std::mem::take(builder).sandbox(wieldy_sandbox::Unconfined::default());
         });
         let mut server = settings("test", "", folder.path());
         server.trusted = trusted;

@@ -24,7 +24,7 @@ use wieldy_core::{
     RetryPolicy, Stdin, ToolResult,
 };
 use wieldy_mcp::client::{Address, OnChange, Pins, Program, Reach, ServerSettings, Upstreams};
-use wieldy_sandbox::{Bare, Native, NativeOptions};
+use wieldy_sandbox::{Native, NativeOptions, Unconfined};
 use wieldy_testkit::World;
 
 /// An executor with one server behind it, and the server's notes.
@@ -86,7 +86,8 @@ impl Stage {
                 ..Limits::default()
             };
             builder.retry = retry;
-            *builder = std::mem::take(builder).sandbox(Bare::default()).sandbox(Native::new(NativeOptions::default()));
+            *builder =
+                std::mem::take(builder).sandbox(Unconfined::default()).sandbox(Native::new(NativeOptions::default()));
         });
         let mut settings = settings("test", behaviour, folder.path());
         change(&mut settings);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::json;
 use wieldy_core::{Level, Status, ToolSpec};
 use wieldy_mcp::client::{Pins, Upstreams};
-use wieldy_sandbox::Bare;
+use wieldy_sandbox::Unconfined;
 use wieldy_testkit::{Act, Puppet, World};
 
 use super::{Stage, settings, until};
@@ -22,7 +22,7 @@ impl Two {
         let own = ["Read", "result_wait"].map(|name| Puppet::new(ToolSpec::new(name, "Ours"), [Act::Say("ours")]).0);
         let world = World::with(own, |builder| {
             builder.isolation = Level::None;
-            *builder = std::mem::take(builder).sandbox(Bare::default());
+            *builder = std::mem::take(builder).sandbox(Unconfined::default());
         });
         let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
         let servers =

@@ -72,7 +72,7 @@ impl Arena {
     }
 
     /// With sandboxes built ahead.
-    pub(crate) fn with(spares: usize) -> Self {
+    pub(crate) fn with(warm_sandboxes: usize) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let mark = format!("arena-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let temporary = tempfile::tempdir().unwrap();
@@ -94,8 +94,8 @@ impl Arena {
         let options = NativeOptions {
             state: Some(root.join("state")),
             home: Some(root.join("home")),
-            spares,
-            blanks: spares,
+            warm_sandboxes,
+            warm_inits: warm_sandboxes,
             idle_max: Duration::from_secs(600),
             ..NativeOptions::default()
         };
@@ -144,7 +144,7 @@ impl Arena {
 
     /// Waits for what is built ahead: while it is being built, places are made in the workspace, which then cannot be removed.
     pub(crate) async fn rest(&self) {
-        eventually(PATIENCE, "the next sandbox is built", || self.native.spares() > 0).await;
+        eventually(PATIENCE, "the next sandbox is built", || self.native.warm_sandboxes() > 0).await;
     }
 
     pub(crate) fn session(name: &str) -> Place {

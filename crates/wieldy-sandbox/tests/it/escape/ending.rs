@@ -92,7 +92,7 @@ async fn the_standard_streams_of_helpers_lead_nowhere() {
         arena.run(place, "true").await;
     }
     arena.rest().await;
-    for name in ["wieldy-warden", "wieldy-init", "wieldy-berth"] {
+    for name in ["wieldy-forkserv", "wieldy-init", "wieldy-supervis"] {
         let found = helpers(name);
         assert!(!found.is_empty(), "{name}");
         for (id, number) in found.iter().flat_map(|id| [0, 1, 2].map(|number| (id, number))) {
@@ -104,7 +104,7 @@ async fn the_standard_streams_of_helpers_lead_nowhere() {
 
 #[tokio::test]
 async fn when_a_helper_is_killed_everything_in_its_care_goes_and_the_next_call_works() {
-    for name in ["wieldy-berth", "wieldy-init", "wieldy-warden"] {
+    for name in ["wieldy-supervis", "wieldy-init", "wieldy-forkserv"] {
         for place in [Place::Own, Arena::session("one")] {
             let arena = Arc::new(Arena::new());
             let (_stop, running) = started(&arena, place.clone(), STUBBORN).await;

@@ -48,7 +48,7 @@ fn count(arena: &Arena) -> Counted {
     Counted {
         processes: below.len(),
         zombies: below.iter().filter(|id| state(id)).count(),
-        // Here and where the warden is, which makes the others.
+        // Here and where the fork server is, which makes the others.
         mounts: mounts("self") + children("self").iter().map(|id| mounts(id)).sum::<usize>(),
         descriptors: descriptors("self"),
         their_descriptors: below.iter().map(|id| descriptors(id)).sum(),
@@ -181,7 +181,7 @@ async fn call(arena: &Arena, place: Place, ending: Ending) {
                 ended = running => panic!("{ended:?}"),
                 () = printed.contains("ready") => {}
             }
-            // The next call should find its berth free.
+            // The next call should find its supervisor free.
             let is_over = || arena.native.list().iter().all(|one| !is_in(one, &place) || one.running == 0);
             return eventually(PATIENCE, "the command is over", is_over).await;
         }
@@ -226,10 +226,10 @@ fn ten_thousand_calls_leave_nothing() {
         let arena = Arena::with(0);
         call(&arena, Place::Own, Ending::Well).await;
         let is_over = || all_below("self").is_empty();
-        eventually(PATIENCE, "the first sandbox is gone, and its warden", is_over).await;
+        eventually(PATIENCE, "the first sandbox is gone, and its fork server", is_over).await;
         let nothing = count(&arena);
 
-        // In sessions. Whoever stays, stays from the first call on: the warden, and of each session the first process and a berth.
+        // In sessions. Whoever stays, stays from the first call on: the fork server, and of each session the first process and a supervisor.
         let places: Vec<Place> = (0..sessions).map(|number| Arena::session(&number.to_string())).collect();
         for place in &places {
             call(&arena, place.clone(), Ending::Well).await;
@@ -248,13 +248,14 @@ fn ten_thousand_calls_leave_nothing() {
         for one in arena.native.list() {
             assert!(arena.native.destroy(&one.sandbox.id).await);
         }
-        // Without a sandbox there is no warden, and nothing is in the workspace.
+        // Without a sandbox there is no fork server, and nothing is in the workspace.
         settled(&arena, &nothing).await;
 
         // Each in a sandbox of its own, which was built ahead.
         let arena = Arena::with(2);
-        // The warden, and of each the first process and a berth.
-        let is_full = || (arena.native.spares(), arena.native.blanks(), all_below("self").len()) == (2, 2, 9);
+        // The fork server, and of each the first process and a supervisor.
+        let is_full =
+            || (arena.native.warm_sandboxes(), arena.native.warm_inits(), all_below("self").len()) == (2, 2, 9);
         for _ in 0..2 {
             call(&arena, Place::Own, Ending::Well).await;
         }

@@ -321,7 +321,7 @@ async fn what_is_hidden_ahead_stays_hidden_when_a_person_replaces_it() {
     for _ in 0..3 {
         assert_eq!(arena.run(Place::Own, &script).await, "done\n");
         arena.rest().await;
-        eventually(PATIENCE, "a blank waits", || arena.native.blanks() > 0).await;
+        eventually(PATIENCE, "a warm init waits", || arena.native.warm_inits() > 0).await;
         fs::write(&new, "canary").unwrap();
         fs::rename(&new, &token).unwrap();
     }

@@ -1,0 +1,213 @@
+//! Finds out which hosts a command was refused.
+//!
+//! Where the network is limited to a list of hosts, the proxy refuses connections and reports each one to every command that runs at that
+//! time. It knows a connection and not the process behind it, so a denial is a command's own only while no other command runs in the sandbox.
+//!
+//! Without a network there is no proxy. When a command has failed, the end of its error output is searched for the words that programs have
+//! for names and addresses which they could not reach. A program that prints such words falsely deceives only the reader of its own result.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use wieldy_core::{Breach, Network, OutputSink, SandboxRef};
+
+use crate::proxy::{self, Allowed, Proxy, Refusal};
+
+/// What programs say: the C library, those that have words of their own, and runtimes that show the error's name.
+const WORDS: [&str; 11] = [
+    "could not resolve hostname",
+    "could not resolve host",
+    "temporary failure in name resolution",
+    "temporary failure resolving",
+    "unable to resolve host address",
+    "name or service not known",
+    "network is unreachable",
+    "no route to host",
+    "getaddrinfo eai_again",
+    "getaddrinfo enotfound",
+    "connect enetunreach",
+];
+
+/// How long a name may be.
+const NAME_BYTES_MAX: usize = 253;
+
+/// What a complaint does not say.
+const UNNAMED: &str = "a host without a name";
+
+/// Whom a command that failed with these complaints could not reach because of its network.
+pub(crate) fn breaches(text: &str, network: &Network) -> Vec<Breach> {
+    let reason = match network {
+        Network::None => "no-network",
+        Network::Hosts(_) => "not-by-the-proxy",
+        Network::Open => return Vec::new(),
+    };
+    let mut hosts: Vec<String> = text.lines().filter_map(host_of).collect();
+    // Most of them say it several times, and only once of whom.
+    if hosts.iter().any(|host| host != UNNAMED) {
+        hosts.retain(|host| host != UNNAMED);
+    }
+    hosts.dedup();
+    let breach = |host| Breach::Network { host, port: None, reason: reason.into(), shared: false };
+    hosts.into_iter().map(breach).collect()
+}
+
+/// Whom a line says that it could not reach, if it says so.
+fn host_of(line: &str) -> Option<String> {
+    // As long as the line itself, so that a place in one is the same place in the other.
+    let small = line.to_ascii_lowercase();
+    let (at, words) = WORDS.iter().find_map(|words| Some((small.find(words)?, words)))?;
+    let (before, after) = (line.get(..at)?, line.get(at + words.len()..)?);
+    let behind = after.trim_start_matches(':').split_whitespace().next();
+    let ahead = before.strip_suffix(": ").and_then(|before| before.split_whitespace().next_back());
+    let looked_up = before.split_once("lookup ").and_then(|(_, rest)| rest.split_whitespace().next());
+    let named = [behind, looked_up, ahead].into_iter().flatten().find_map(name);
+    Some(named.unwrap_or(UNNAMED).to_owned())
+}
+
+/// The name or address in a word, if there is one.
+fn name(word: &str) -> Option<&str> {
+    let word = word.trim_matches(|c: char| !c.is_ascii_alphanumeric());
+    let is_name = |word: &str| {
+        let of_letters =
+            |label: &str| !label.is_empty() && label.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
+        let last = word.rsplit('.').next().unwrap_or_default();
+        word.len() <= NAME_BYTES_MAX
+            && word.contains('.')
+            && word.split('.').all(of_letters)
+            && last.chars().any(|c| c.is_ascii_alphabetic())
+    };
+    (word.parse::<IpAddr>().is_ok() || is_name(word)).then_some(word)
+}
+
+/// How many refusals a command is told.
+const BREACHES_MAX: usize = 64;
+
+/// Those who hear of a sandbox's refusals.
+pub(crate) struct ProxyDenials {
+    sandbox: SandboxRef,
+    running: Mutex<Running>,
+}
+
+#[derive(Default)]
+struct Running {
+    begun: u64,
+    commands: BTreeMap<u64, Listener>,
+}
+
+struct Listener {
+    output: Arc<dyn OutputSink>,
+    breaches: Vec<Breach>,
+}
+
+/// A command that hears of refusals until this is dropped.
+pub(crate) struct DenialListener<'a> {
+    proxy_denials: &'a ProxyDenials,
+    number: u64,
+}
+
+impl ProxyDenials {
+    pub(crate) fn new(sandbox: SandboxRef) -> Self {
+        Self { sandbox, running: Mutex::default() }
+    }
+
+    /// A command begins; its `output` hears of what is refused from now on.
+    pub(crate) fn listen(&self, output: &Arc<dyn OutputSink>) -> DenialListener<'_> {
+        let mut running = self.running();
+        running.begun += 1;
+        let number = running.begun;
+        running.commands.insert(number, Listener { output: Arc::clone(output), breaches: Vec::new() });
+        DenialListener { proxy_denials: self, number }
+    }
+
+    /// Tells of a refusal.
+    pub(crate) fn tell(&self, refusal: Refusal) {
+        let mut running = self.running();
+        let Refusal { host, port, reason } = refusal;
+        let shared = running.commands.len() > 1;
+        let breach = Breach::Network { host, port: Some(port), reason: reason.as_str().into(), shared };
+        for listener in running.commands.values_mut().filter(|listener| listener.breaches.len() < BREACHES_MAX) {
+            listener.output.refused(&self.sandbox, &breach);
+            listener.breaches.push(breach.clone());
+        }
+    }
+
+    fn running(&self) -> MutexGuard<'_, Running> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Starts the proxy of a sandbox, which reports its denials here.
+pub(crate) fn serve(listener: OwnedFd, allowed: Allowed, proxy_denials: &Arc<ProxyDenials>) -> io::Result<Proxy> {
+    let listener = std::net::TcpListener::from(listener);
+    listener.set_nonblocking(true)?;
+    let proxy_denials = Arc::clone(proxy_denials);
+    let refused = move |refusal: Refusal| proxy_denials.tell(refusal);
+    let listener = tokio::net::TcpListener::from_std(listener)?;
+    Ok(Proxy::serve(listener, allowed, Arc::new(proxy::SystemResolver), Arc::new(refused)))
+}
+
+impl DenialListener<'_> {
+    /// All that was refused so far.
+    pub(crate) fn breaches(&self) -> Vec<Breach> {
+        self.proxy_denials
+            .running()
+            .commands
+            .get(&self.number)
+            .map(|listener| listener.breaches.clone())
+            .unwrap_or_default()
+    }
+}
+
+impl Drop for DenialListener<'_> {
+    fn drop(&mut self) {
+        self.proxy_denials.running().commands.remove(&self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hosts(text: &str) -> Vec<String> {
+        let breaches = breaches(text, &Network::None);
+        breaches.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn what_programs_say_of_names_that_they_cannot_reach_is_understood() {
+        for line in [
+            "curl: (6) Could not resolve host: a.example",
+            "wget: unable to resolve host address ‘a.example’",
+            "fatal: unable to access 'https://a.example/x/': Could not resolve host: a.example",
+            "ssh: Could not resolve hostname a.example: Temporary failure in name resolution",
+            "ping: a.example: Temporary failure in name resolution",
+            "W: Failed to fetch http://a.example/x  Temporary failure resolving 'a.example'",
+            "npm error request failed, reason: getaddrinfo EAI_AGAIN a.example",
+            "Get \"https://a.example/\": dial tcp: lookup a.example on [::1]:53: dial udp: connect: network is unreachable",
+            "nc: a.example: Name or service not known",
+        ] {
+            assert_eq!(hosts(&format!("trying\n{line}\nit failed\n")), ["network: a.example: no-network"], "{line}");
+        }
+        assert_eq!(hosts("connect to 192.0.2.1: Network is unreachable"), ["network: 192.0.2.1: no-network"]);
+        let unnamed = "urllib.error.URLError: <urlopen error [Errno -3] Temporary failure in name resolution>";
+        assert_eq!(hosts(unnamed), ["network: a host without a name: no-network"]);
+        assert_eq!(
+            hosts(&format!("{unnamed}\nping: b.example: Name or service not known")),
+            ["network: b.example: no-network"]
+        );
+    }
+
+    #[test]
+    fn other_failures_are_no_breach() {
+        for text in ["", "Connection refused", "a.example: 404", "FileNotFoundError: [Errno 2] x"] {
+            assert_eq!(hosts(text), Vec::<String>::new(), "{text}");
+        }
+        let line = "curl: (6) Could not resolve host: a.example";
+        assert_eq!(breaches(line, &Network::Open), Vec::new());
+        let told = breaches(line, &Network::Hosts(vec!["b.example".into()]));
+        assert_eq!(told[0].to_string(), "network: a.example: not-by-the-proxy");
+    }
+}

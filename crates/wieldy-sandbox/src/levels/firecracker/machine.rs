@@ -1,0 +1,536 @@
+//! One guest that stands: Firecracker's process, the guest's disk, and the commands that run in it.
+//!
+//! Firecracker runs in a supervisor of the fork server, in a session of its own and without a terminal or an environment, so it dies when the executor
+//! does, and with it its guest. Its files are in a folder of the level's home, which is swept when it was left behind.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::pin::{Pin, pin};
+use std::process::Stdio;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use wieldy_core::secrets::PROTECTED;
+use wieldy_core::{
+    Breach, Command, Confinement, Ended, Enforcement, Enforcer, Exit, Network, OutputSink, Place, ResourceLimits,
+    SandboxError, SandboxRef, SandboxStatus, SessionKey, Stream, Usage,
+};
+
+use super::api::Guest;
+use super::commands;
+use super::console::Console;
+use super::frames::{self, Kind, Prepare};
+use super::sync::{Ours, Room};
+use super::{Base, FirecrackerOptions};
+use crate::cgroup::{Controller, Group, GroupLimits, Hierarchy};
+use crate::limits::{measured, overrun};
+use crate::supervise::host_process::{HostProcess, blocking, idle_command};
+use crate::supervise::protocol::{RunOrder, RunReport, SupervisorReport};
+use crate::supervise::run::prepare;
+use crate::supervise::run::{Requested, ended};
+use crate::view::plan::{Plan, Step};
+
+/// How long Firecracker may take to listen, and a guest to boot.
+const START_PATIENCE: Duration = Duration::from_secs(30);
+
+/// How often we look whether somebody listens already.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+
+/// How long workspaces may take to be brought together, whatever is said meanwhile.
+const SYNC_MAX: Duration = Duration::from_secs(600);
+
+/// What a guest has where nobody says.
+const MEMORY_BYTES: u64 = 1 << 30;
+const DISK_BYTES: u64 = 1 << 30;
+const DISK_FILES: u64 = 250_000;
+
+/// How long all paths may be together of which a guest tells at once.
+const PATH_BYTES_MAX: usize = 64 << 20;
+
+/// What the guest's kernel needs of its memory, and Firecracker beside it.
+const KERNEL_BYTES: u64 = 64 << 20;
+const MONITOR_BYTES: u64 = 64 << 20;
+
+/// What Firecracker allows.
+const PROCESSORS_MAX: u64 = 32;
+
+/// The longest path that a socket can have.
+const SOCKET_PATH_BYTES_MAX: usize = 107;
+
+const MIB: u64 = 1 << 20;
+
+/// A guest that stands.
+pub(super) struct Machine {
+    pub(super) made: SandboxRef,
+    session: Option<SessionKey>,
+    created_at: Timestamp,
+    limits: ResourceLimits,
+    enforcement: Vec<Enforcement>,
+    folder: Folder,
+    /// Until Firecracker is in it: whoever ends that takes it away.
+    group: Mutex<Option<Group>>,
+    console: Arc<Console>,
+    vmm_task: Mutex<Option<JoinHandle<()>>>,
+    /// Told to end the guest; also cancelled when it has ended.
+    stop: CancellationToken,
+    gone: CancellationToken,
+    /// One brings it over at a time.
+    workspace: Arc<tokio::sync::Mutex<Ours>>,
+    running: AtomicUsize,
+    executed: AtomicU64,
+    used_at: Mutex<Instant>,
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+impl Machine {
+    /// Boots a guest in which commands can run.
+    pub(super) async fn start(
+        made: SandboxRef,
+        confinement: &Confinement,
+        options: &FirecrackerOptions,
+        base: &Base,
+        plan: &Plan,
+    ) -> Result<Arc<Self>, SandboxError> {
+        refuse(confinement)?;
+        let failed = |doing: &str, error: io::Error| creation(format!("{doing}: {error}"));
+        let limits = match confinement.place {
+            Place::Own => confinement.place_limits.within(confinement.limits),
+            // What one call may use, no other must be refused; what all may use together is said by the place alone.
+            _ => confinement.place_limits.or(confinement.limits),
+        };
+        let group = base.hierarchy.group(&made.id.0).map_err(|error| failed("making a cgroup", error))?;
+        group.set(&group_limits(&limits)).map_err(|error| failed("limiting a cgroup", error))?;
+        // Sockets are in it, whose paths must be short.
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let name = NEXT.fetch_add(1, Ordering::Relaxed).to_string();
+        let folder = Folder::make(base.home.container(&name)).map_err(|error| failed("making a folder", error))?;
+        let workspace = workspace(confinement, plan, &limits)
+            .map_err(|error| failed(&format!("the workspace `{}`", confinement.workspace.display()), error))?;
+        let machine = Arc::new(Self {
+            session: match &confinement.place {
+                Place::Session(key) => Some(key.clone()),
+                Place::Own | Place::Sandbox(_) => None,
+            },
+            created_at: Timestamp::now(),
+            limits,
+            enforcement: enforcement(&base.hierarchy),
+            made,
+            folder,
+            group: Mutex::new(Some(group)),
+            console: Arc::default(),
+            vmm_task: Mutex::default(),
+            stop: CancellationToken::new(),
+            gone: CancellationToken::new(),
+            workspace: Arc::new(tokio::sync::Mutex::new(workspace)),
+            running: AtomicUsize::new(0),
+            executed: AtomicU64::new(0),
+            used_at: Mutex::new(Instant::now()),
+        });
+        match machine.boot(confinement, options, &base.program).await {
+            Ok(()) => Ok(machine),
+            Err(error) => {
+                machine.end().await;
+                Err(error)
+            }
+        }
+    }
+
+    async fn boot(
+        &self,
+        confinement: &Confinement,
+        options: &FirecrackerOptions,
+        program: &Path,
+    ) -> Result<(), SandboxError> {
+        let (disk, mut workspace) = (self.file("disk"), Arc::clone(&self.workspace).lock_owned().await);
+        let made = blocking(move || {
+            let bytes = workspace.measure()?;
+            make_disk(&disk, bytes)
+        });
+        made.await.map_err(|error: io::Error| creation(format!("the guest's disk: {error}")))?;
+        self.start_vmm(program);
+        let api = self.file("api");
+        self.until(|| tokio::net::UnixStream::connect(api.clone())).await?;
+        let guest = guest(&self.limits, options, self.file("disk"), self.file("vsock"));
+        guest.start(&api).await.map_err(|error| creation(error.to_string()))?;
+        let vsock = self.file("vsock");
+        let stream = self.until(|| commands::connect(vsock.clone())).await?;
+        let order = Prepare {
+            workspace: confinement.workspace.clone(),
+            room_bytes: self.limits.disk_bytes.unwrap_or(DISK_BYTES),
+            room_files: self.limits.disk_files.unwrap_or(DISK_FILES),
+        };
+        let prepared = tokio::time::timeout(START_PATIENCE, prepare_guest(stream, &order)).await;
+        let prepared = prepared.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+        prepared.map_err(|error| self.not_booted(&format!("the guest could not be prepared: {error}")))
+    }
+
+    /// Lets Firecracker run for as long as the guest should stand, and takes its cgroup away after it, also where nobody waits for that.
+    fn start_vmm(&self, program: &Path) {
+        let words =
+            ["--api-sock", &self.file("api").to_string_lossy(), "--id", &self.made.id.0].map(String::from).into();
+        let (program, console, group) = (program.to_owned(), Arc::clone(&self.console), lock(&self.group).take());
+        let (stop, gone) = (self.stop.clone(), self.gone.clone());
+        let folders = group.as_ref().map(|group| group.folders().to_vec()).unwrap_or_default();
+        let running = async move {
+            let keep = async {
+                let process = HostProcess::new().await?;
+                let pid = process.pid().as_raw_pid().to_string();
+                let join = move || folders.iter().try_for_each(|folder| fs::write(folder.join("cgroup.procs"), &pid));
+                blocking(join).await?;
+                let ran = process.run(&program, words, &idle_command(), Duration::ZERO, &*console, &stop).await;
+                ran.map(drop).map_err(io::Error::other)
+            };
+            if let Err(error) = keep.await {
+                let error: io::Error = error;
+                console.write(Stream::Stderr, error.to_string().as_bytes());
+            }
+            let _ = blocking(move || group.map_or(Ok(()), |group| group.kill())).await;
+            gone.cancel();
+        };
+        *lock(&self.vmm_task) = Some(tokio::spawn(running));
+    }
+
+    /// Tries again and again, as long as Firecracker lives and there is hope.
+    async fn until<T, F>(&self, attempt: impl Fn() -> F) -> Result<T, SandboxError>
+    where
+        F: Future<Output = io::Result<T>>,
+    {
+        let trying = async {
+            loop {
+                match attempt().await {
+                    Ok(done) => return Ok(done),
+                    Err(error) if self.gone.is_cancelled() => return Err(format!("it ended at once ({error})")),
+                    Err(_) => tokio::time::sleep(LOOK_EVERY).await,
+                }
+            }
+        };
+        let tried = tokio::time::timeout(START_PATIENCE, trying).await;
+        let tried = tried.unwrap_or_else(|_| Err(format!("it did not stand within {} s", START_PATIENCE.as_secs())));
+        tried.map_err(|reason| self.not_booted(&reason))
+    }
+
+    /// Why the guest does not stand, with what was last said on its console.
+    fn not_booted(&self, reason: &str) -> SandboxError {
+        match self.console.last() {
+            Some(said) => creation(format!("{reason}; it last said: {said}")),
+            None => creation(reason.to_owned()),
+        }
+    }
+
+    /// Runs a command to its end. The workspace is as here when it begins, and here as it left it when this returns.
+    pub(super) async fn run(
+        &self,
+        command: &Command,
+        confinement: &Confinement,
+        output: &dyn OutputSink,
+        stop: &CancellationToken,
+    ) -> Result<Exit, SandboxError> {
+        let _busy = Busy::new(self);
+        let (order, requested) = order(command, confinement)?;
+        // Nobody can tell who in a guest has changed what: also what others did that run beside this one is told here.
+        let mut given_up = pin!(commands::given_up(stop, Duration::from_millis(order.grace_ms)));
+        let mut breaches = self.sync(given_up.as_mut()).await?;
+        let outcome = tokio::select! {
+            outcome = commands::run(self.file("vsock"), command, order, output, stop, given_up.as_mut()) => outcome,
+            () = self.gone.cancelled() => Err(io::Error::other("Firecracker ended")),
+        };
+        let report = match outcome {
+            Ok(SupervisorReport::Ended(report)) => bounded(report),
+            Ok(SupervisorReport::NotStarted { step, errno }) => return Err(requested.not_started(command, step, errno)),
+            Ok(_) => return Err(self.lost("it said what makes no sense")),
+            // It kept its guest from its work until that was ended with it.
+            Err(error) if error.kind() == io::ErrorKind::TimedOut && stop.is_cancelled() => {
+                self.remove().await;
+                return Ok(self.exit(Ended::Signal(libc::SIGKILL), Usage::default(), None, breaches));
+            }
+            // The agent says why it cannot say how the command went: the guest is there, only the command's supervisor is not.
+            Err(error) if error.kind() == io::ErrorKind::Other && !self.gone.is_cancelled() => {
+                let reason = format!("`{}` was lost: {error}", command.program);
+                return Err(SandboxError::Crashed { reason });
+            }
+            Err(error) => {
+                self.remove().await;
+                return Err(self.lost(&error.to_string()));
+            }
+        };
+        let how = ended(report.status);
+        let passed =
+            report.overrun.map(|(limit, used)| overrun(limit, used, &confinement.limits, &confinement.place_limits));
+        match self.sync(given_up).await {
+            Ok(refused) => breaches.extend(refused),
+            // The limit is the reason, and says more.
+            Err(error) if passed.is_some() => {
+                let (path, reason) = (confinement.workspace.display().to_string(), error.to_string());
+                breaches.push(Breach::Filesystem { path, reason });
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(self.exit(how, measured(&report), passed, breaches))
+    }
+
+    fn exit(&self, ended: Ended, usage: Usage, overrun: Option<wieldy_core::Overrun>, breaches: Vec<Breach>) -> Exit {
+        self.executed.fetch_add(1, Ordering::Relaxed);
+        Exit { ended, usage, sandbox: self.made.clone(), overrun, breaches }
+    }
+
+    /// Brings the workspaces together. A guest with which that does not work, or not in time, is of no use any more; it changes nothing
+    /// here after this has returned.
+    async fn sync(&self, mut given_up: Pin<&mut impl Future<Output = ()>>) -> Result<Vec<Breach>, SandboxError> {
+        let failed = |error: &str| self.lost(&format!("bringing the workspace over: {error}"));
+        let stopped = "the run was stopped, and it was not done in time";
+        // First the lock: the agent waits for what whoever has connected wants.
+        let mut workspace = tokio::select! {
+            biased;
+            () = given_up.as_mut() => return Err(failed(stopped)),
+            workspace = Arc::clone(&self.workspace).lock_owned() => workspace,
+        };
+        let vsock = self.file("vsock");
+        let work = move || -> io::Result<_> { workspace.sync(&mut commands::connect_blocking(&vsock)?) };
+        let mut synced = pin!(blocking(work));
+        let error = tokio::select! {
+            biased;
+            synced = synced.as_mut() => match synced {
+                Ok(breaches) => return Ok(breaches),
+                Err(error) => {
+                    self.remove().await;
+                    return Err(failed(&error.to_string()));
+                }
+            },
+            () = given_up => stopped.to_owned(),
+            () = tokio::time::sleep(SYNC_MAX) => format!("it was not done within {} s", SYNC_MAX.as_secs()),
+        };
+        self.remove().await;
+        // Its connection went with the guest.
+        let _ = synced.await;
+        Err(failed(&error))
+    }
+
+    fn lost(&self, reason: &str) -> SandboxError {
+        SandboxError::Crashed { reason: format!("firecracker: {reason}") }
+    }
+
+    pub(super) fn status(&self) -> SandboxStatus {
+        SandboxStatus {
+            sandbox: self.made.clone(),
+            session: self.session.clone(),
+            created_at: self.created_at,
+            running: self.running.load(Ordering::Acquire),
+            executed: self.executed.load(Ordering::Relaxed),
+            limits: self.limits,
+            enforcement: self.enforcement.clone(),
+        }
+    }
+
+    /// How long nothing has run in it; nothing while something does.
+    pub(super) fn idle_since(&self) -> Option<Instant> {
+        (self.running.load(Ordering::Acquire) == 0).then(|| *lock(&self.used_at))
+    }
+
+    /// Whether it has ended, or is about to.
+    pub(super) fn is_gone(&self) -> bool {
+        self.gone.is_cancelled() || self.stop.is_cancelled()
+    }
+
+    /// Ends Firecracker, and waits until it is gone.
+    async fn remove(&self) {
+        self.stop.cancel();
+        let vmm_task = lock(&self.vmm_task).take();
+        if let Some(vmm_task) = vmm_task {
+            let _ = vmm_task.await;
+        }
+    }
+
+    /// Ends the guest and takes it away; its disk goes with it.
+    pub(super) async fn end(self: Arc<Self>) {
+        self.remove().await;
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.folder.0.join(name)
+    }
+}
+
+/// Counts a command among those that run.
+struct Busy<'a>(&'a Machine);
+
+impl<'a> Busy<'a> {
+    fn new(machine: &'a Machine) -> Self {
+        machine.running.fetch_add(1, Ordering::AcqRel);
+        Self(machine)
+    }
+}
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        *lock(&self.0.used_at) = Instant::now();
+        self.0.running.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// A guest's folder, which goes with it.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn make(path: PathBuf) -> io::Result<Self> {
+        let longest = path.join("vsock");
+        if longest.as_os_str().len() > SOCKET_PATH_BYTES_MAX {
+            let told =
+                format!("`{}` is too long for a socket; use a state folder with a shorter path", longest.display());
+            return Err(io::Error::other(told));
+        }
+        fs::create_dir(&path)?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn creation(reason: String) -> SandboxError {
+    SandboxError::Creation { reason: format!("firecracker: {reason}") }
+}
+
+/// What this level does not give is refused, never left out.
+fn refuse(confinement: &Confinement) -> Result<(), SandboxError> {
+    if confinement.network != Network::None {
+        return Err(creation("a guest has no network; ask for the network `none`, or use the level `native`".into()));
+    }
+    match confinement.files.mounts.first() {
+        None => Ok(()),
+        Some(mount) => Err(creation(format!(
+            "nothing but the workspace is brought into a guest, and so not `{}`; leave the mount out, put it into the root file \
+             system, or use the level `native`",
+            mount.source.display()
+        ))),
+    }
+}
+
+/// Our side of the workspace: what the native level would hide and protect is hidden and protected here.
+fn workspace(confinement: &Confinement, plan: &Plan, limits: &ResourceLimits) -> io::Result<Ours> {
+    let root = confinement.workspace.canonicalize()?;
+    let inside =
+        |path: &Path| Some(path.strip_prefix(&root).ok()?.to_str()?.to_owned()).filter(|path| !path.is_empty());
+    let hidden = plan.steps.iter().filter(|step| matches!(step, Step::Hide { .. }));
+    let hidden = hidden.filter_map(|step| inside(step.path())).collect();
+    let protected = plan.steps.iter().filter(|step| matches!(step, Step::Protect { .. })).map(Step::path);
+    let missing = plan.placeholders.iter().map(|placeholder| placeholder.path.as_path());
+    // Nothing has to be held here for a name to be protected, so all are, whichever programs the user has.
+    let named = PROTECTED.iter().map(|name| name.path.to_owned());
+    let protected = protected.chain(missing).filter_map(inside).chain(named).collect();
+    let room = Room {
+        bytes: limits.disk_bytes.unwrap_or(DISK_BYTES),
+        // As many may be there already.
+        files: usize::try_from(limits.disk_files.unwrap_or(DISK_FILES)).unwrap_or(usize::MAX).saturating_mul(2),
+        path_bytes: PATH_BYTES_MAX,
+    };
+    Ours::new(&root, hidden, protected, room)
+}
+
+/// An empty file system of this size. What is not written to it takes no room here.
+fn make_disk(path: &Path, bytes: u64) -> io::Result<()> {
+    fs::File::create_new(path)?.set_len(bytes)?;
+    let mut mkfs = std::process::Command::new("mkfs.ext4");
+    mkfs.args(["-q", "-F", "-m", "0", "-O", "^has_journal", "-E", "lazy_itable_init=1"]).arg(path);
+    let path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+    let output = mkfs.env_clear().env("PATH", path).stdin(Stdio::null()).output();
+    let output = output.map_err(|error| io::Error::new(error.kind(), format!("`mkfs.ext4`: {error}")))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(io::Error::other(format!("`mkfs.ext4`: {}", String::from_utf8_lossy(&output.stderr).trim())))
+}
+
+async fn prepare_guest(mut stream: tokio::net::UnixStream, order: &Prepare) -> io::Result<()> {
+    frames::send_to(&mut stream, Kind::Prepare, &serde_json::to_vec(order)?).await?;
+    let ready = frames::Incoming::default().next(&mut stream).await?.expect(Kind::Ready)?;
+    let (theirs, ours) = (String::from_utf8_lossy(&ready.bytes).into_owned(), env!("CARGO_PKG_VERSION"));
+    if theirs == ours {
+        return Ok(());
+    }
+    let told =
+        format!("its agent is of version `{}`, not {ours}; build the root file system anew", frames::shown(&theirs));
+    Err(io::Error::other(told))
+}
+
+/// A command as the agent takes it, and what was asked for.
+fn order(command: &Command, confinement: &Confinement) -> Result<(RunOrder, Requested), SandboxError> {
+    let order = prepare(command, confinement);
+    let mut order = order.map_err(|source| SandboxError::Start { program: command.program.clone(), source })?;
+    for (name, value) in [("HOME", super::agent::HOME), ("USER", "agent"), ("LOGNAME", "agent")] {
+        order.environment.retain(|(known, _)| known != name);
+        order.environment.push((name.into(), value.into()));
+    }
+    let (limits, own) = (&mut order.limits, &confinement.limits);
+    (limits.disk_bytes, limits.disk_files) = (own.disk_bytes, own.disk_files);
+    (limits.memory_bytes, limits.processes) = (own.memory_bytes, own.processes);
+    let requested = Requested::of(&order);
+    order.folder.clone_from(&command.folder);
+    order.workspace = PathBuf::new();
+    Ok((order, requested))
+}
+
+/// What a guest says that it used, as far as it can be so.
+fn bounded(report: RunReport) -> RunReport {
+    const MAX: u64 = u64::MAX / 1024;
+    RunReport {
+        memory_peak_kib: report.memory_peak_kib.min(MAX),
+        blocks_read: report.blocks_read.min(MAX),
+        blocks_written: report.blocks_written.min(MAX),
+        ..report
+    }
+}
+
+fn guest(limits: &ResourceLimits, options: &FirecrackerOptions, disk: PathBuf, vsock: PathBuf) -> Guest {
+    let memory_bytes = limits.memory_bytes.unwrap_or(MEMORY_BYTES).saturating_add(KERNEL_BYTES);
+    let processors = limits.cpu_millicores.unwrap_or(1000).div_ceil(1000).clamp(1, PROCESSORS_MAX);
+    let (kernel, rootfs) = (options.kernel.clone().unwrap_or_default(), options.rootfs.clone().unwrap_or_default());
+    Guest {
+        // One, or an even number.
+        processors: if processors == 1 { 1 } else { processors.next_multiple_of(2) },
+        memory_mib: memory_bytes.div_ceil(MIB),
+        kernel,
+        kernel_arguments: format!("console=ttyS0 loglevel=3 reboot=k panic=1 pci=off init={}", options.init.display()),
+        rootfs,
+        disk,
+        vsock,
+    }
+}
+
+/// The limits of Firecracker's own process: the guest's processors are its threads, the guest's memory is its own.
+fn group_limits(limits: &ResourceLimits) -> GroupLimits {
+    let memory_bytes = limits.memory_bytes.map(|bytes| bytes.saturating_add(KERNEL_BYTES + MONITOR_BYTES));
+    GroupLimits { cpu_millicores: limits.cpu_millicores, memory_bytes, processes: None }
+}
+
+/// What sees to each limit here.
+pub(crate) fn enforcement(hierarchy: &Hierarchy) -> Vec<Enforcement> {
+    let cpu = if hierarchy.can(Controller::Cpu) { Enforcer::Kernel } else { Enforcer::Nobody };
+    let by = [
+        ("cpu_millicores", cpu),
+        // The guest has no more; of single calls, its agent sees to it.
+        ("memory_bytes", Enforcer::Kernel),
+        ("processes", Enforcer::Kernel),
+        ("open_files", Enforcer::KernelPerProcess),
+        ("disk_bytes", Enforcer::Watcher),
+        ("disk_files", Enforcer::Watcher),
+        ("output_bytes", Enforcer::Executor),
+    ];
+    by.map(|(limit, by)| Enforcement { limit, by }).into()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

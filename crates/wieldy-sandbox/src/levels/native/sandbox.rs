@@ -1,0 +1,473 @@
+//! A native sandbox as the executor sees it: its init, supervisors, cgroups and proxy, and the commands that run in it.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
+
+use jiff::Timestamp;
+use rustix::process::Pid;
+use tokio_util::sync::CancellationToken;
+use wieldy_core::{
+    Command, Confinement, Ended, Enforcement, Enforcer, Exit, Network, OutputSink, Place, ResourceLimits, SandboxError,
+    SandboxId, SandboxRef, SandboxStatus, SessionKey, Usage,
+};
+
+use super::cgroup_parent;
+use super::enforcement;
+use super::idmap::IdMaps;
+use super::rest::Rests;
+use super::warm::{BuildError, WarmInit, creation, failed, idle_command, report};
+use crate::cgroup::{Controller, Group, Hierarchy};
+use crate::denials::files::FileDenials;
+use crate::denials::network::ProxyDenials;
+use crate::denials::network::serve;
+use crate::disk_quota::Ran;
+use crate::limits::{group_limits, is_told, measured, overrun, overrun_of_group, usage};
+use crate::pool::Kept;
+use crate::proxy::{self, Allowed, Proxy};
+use crate::supervise::host_process::NullSink;
+use crate::supervise::protocol::{BuildOrder, ForkServerOrder, InitOrder, InitReport, RunOrder};
+use crate::supervise::run::prepare;
+use crate::supervise::run::{RunOutcome, SupervisorClient};
+use crate::supervise::socket::{ForkServerClient, Socket, end_child};
+use crate::view::masked::Masked;
+use crate::view::masked::{MaskedPath, are_unchanged, file_id, masked_by};
+use crate::view::placeholders::Placeholder;
+use crate::view::placeholders::host_view::Planned;
+use crate::view::plan::{self, Step};
+
+/// What a command must have had at least for it to be worth while to look what is left.
+const SETTLE_BYTES_MIN: u64 = 16 << 20;
+
+/// How many supervisors are kept for later commands.
+const IDLE_MAX: usize = 8;
+
+/// A native sandbox: its processes, its control group and its proxy.
+pub(super) struct NativeSandbox {
+    made: SandboxRef,
+    session: Option<SessionKey>,
+    created_at: Timestamp,
+    limits: ResourceLimits,
+    pub(super) fork_server: Arc<ForkServerClient>,
+    init: Socket,
+    pub(super) init_pid: Pid,
+    group: Group,
+    enforcement: Vec<Enforcement>,
+    counts_processes: bool,
+    pub(super) masked: Mutex<Arc<Masked>>,
+    /// The way to take its placeholders away while it is idle; nothing if they stay.
+    pub(super) rests: Option<Rests>,
+    /// Why what ran in it was ended.
+    ended_because: OnceLock<String>,
+    environment: Vec<(String, String)>,
+    /// How its file tree was put together.
+    steps: Vec<Step>,
+    idle: Mutex<Vec<PooledSupervisor>>,
+    proxy_denials: Arc<ProxyDenials>,
+    _proxy: Option<Proxy>,
+    supervisors_made: AtomicU64,
+    executed: AtomicU64,
+    pub(super) running: AtomicUsize,
+    used_at: Mutex<Instant>,
+    /// Which one it was made within.
+    within: OnceLock<SandboxId>,
+}
+
+/// A supervisor with its part of the cgroup tree.
+struct PooledSupervisor {
+    supervisor: SupervisorClient,
+    group: Group,
+    /// How many processes are in the group besides those of a command.
+    residents: u64,
+}
+
+impl NativeSandbox {
+    /// Builds a sandbox. Whether the plan `holds` is asked meanwhile.
+    pub(super) async fn build(
+        mut warm_init: WarmInit,
+        confinement: &Confinement,
+        planned: Planned,
+        holds: impl FnOnce() -> bool,
+        id_maps: &IdMaps,
+        hierarchy: &Hierarchy,
+    ) -> Result<Arc<Self>, BuildError> {
+        let Planned { steps, mut environment, placeholders } = planned;
+        let prepared = match warm_init.prepared.take() {
+            Some(prepared) => prepared,
+            None => warm_init.prepare_steps(plan::of_the_system(&steps)).await?,
+        };
+        let WarmInit { made, fork_server, init, init_pid, group, first, .. } = warm_init;
+        let allowed = allowed(&confinement.network)?;
+        let left = plan::left_after(&prepared.steps, &steps);
+        let masked = hold(&fork_server, init_pid, &group, &steps, placeholders.clone()).await?;
+        let masked = masked.into_iter().map(|cover| prepared.as_masked(cover)).collect::<Vec<_>>();
+        let sources = id_maps.sources(&left, &fork_server).await;
+        let (sources, mounts) = sources.map_err(|error| failed("mapping the owners of files", &error))?;
+        let beside: Vec<BorrowedFd<'_>> = mounts.iter().map(AsFd::as_fd).collect();
+        let order = InitOrder::Build(Box::new(BuildOrder { steps: left, sources, proxied: allowed.is_some() }));
+        init.send(&order, &beside).await.map_err(|error| failed("giving the order", &error))?;
+        drop(mounts);
+        // From here on it is at work.
+        limit(&group, &first, confinement).map_err(|error| failed("limiting a cgroup", &error))?;
+        if !holds() {
+            return Err(BuildError::Outdated);
+        }
+        let received = report(&init).await?;
+        let InitReport::Ready { proxy_port, .. } = received.message else {
+            return Err(creation("its first process is out of step".into()).into());
+        };
+        let proxy_denials = Arc::new(ProxyDenials::new(made.clone()));
+        let mut descriptors = received.descriptors.into_iter();
+        let namespace = descriptors.next();
+        let proxy = allowed.zip(descriptors.next());
+        let proxy = proxy.map(|(allowed, listener)| serve(listener, allowed, &proxy_denials)).transpose();
+        let proxy = proxy.map_err(|error| failed("starting the proxy", &error))?;
+        if !are_unchanged(&masked) {
+            return Err(BuildError::Changed(creation("something that it covers was replaced meanwhile".into())));
+        }
+        environment.extend(proxy_port.into_iter().flat_map(proxy::environment));
+        let rests = namespace.and_then(|namespace| Rests::new(placeholders, &steps, namespace));
+        Ok(Arc::new(Self {
+            made,
+            session: session_of(&confinement.place),
+            created_at: Timestamp::now(),
+            limits: confinement.place_limits,
+            fork_server,
+            init,
+            init_pid,
+            group,
+            enforcement: enforcement(hierarchy),
+            counts_processes: hierarchy.can(Controller::Pids),
+            masked: Mutex::new(Arc::new(Masked::new(masked))),
+            rests,
+            ended_because: OnceLock::new(),
+            environment,
+            steps,
+            idle: Mutex::new(vec![PooledSupervisor { supervisor: prepared.supervisor, group: first, residents: 2 }]),
+            proxy_denials,
+            _proxy: proxy,
+            supervisors_made: AtomicU64::new(1),
+            executed: AtomicU64::new(0),
+            running: AtomicUsize::new(0),
+            used_at: Mutex::new(Instant::now()),
+            within: OnceLock::new(),
+        }))
+    }
+
+    pub(super) fn made(&self) -> &SandboxRef {
+        &self.made
+    }
+
+    /// Whether it still stands; somebody may have killed it.
+    pub(super) fn is_alive(&self) -> bool {
+        self.init.is_alive()
+    }
+
+    /// Whether everything that it hides or protects is still the same on the machine.
+    pub(super) fn is_intact(&self) -> bool {
+        let masked = Arc::clone(&lock(&self.masked));
+        masked.are_unchanged()
+    }
+
+    /// Remembers why what runs in it is about to be ended, if that is because something was replaced.
+    pub(super) fn note_replaced(&self) {
+        let replaced = lock(&self.masked).replaced();
+        if let Some(path) = replaced {
+            let reason = format!(
+                "`{}` was replaced on the machine, which it hides or protects, so what ran in it was ended; call again for a new one",
+                path.display()
+            );
+            let _ = self.ended_because.set(reason);
+        }
+    }
+
+    /// Makes a group for a sandbox within this one, unless this one is about to go.
+    pub(super) fn room_for(&self, id: &SandboxId) -> io::Result<Option<Group>> {
+        cgroup_parent::below(&self.group, id)
+    }
+
+    /// Notes which one it was made within, if it was.
+    pub(super) fn is_within(&self, outer: Option<&Self>) {
+        if let Some(outer) = outer {
+            let _ = self.within.set(outer.made.id.clone());
+        }
+    }
+
+    /// Which one it was made within.
+    pub(super) fn within(&self) -> Option<&SandboxId> {
+        self.within.get()
+    }
+
+    /// Somebody is about to use it.
+    pub(super) fn touch(&self) {
+        *lock(&self.used_at) = Instant::now();
+    }
+
+    /// How long nothing has run in it; nothing while something does.
+    pub(super) fn idle_since(&self) -> Option<Instant> {
+        let is_idle = self.running.load(Ordering::Acquire) == 0;
+        is_idle.then(|| *lock(&self.used_at))
+    }
+
+    pub(super) fn status(&self) -> SandboxStatus {
+        SandboxStatus {
+            sandbox: self.made.clone(),
+            session: self.session.clone(),
+            created_at: self.created_at,
+            running: self.running.load(Ordering::Acquire),
+            executed: self.executed.load(Ordering::Relaxed),
+            limits: self.limits,
+            enforcement: self.enforcement.clone(),
+        }
+    }
+
+    /// Runs a command to its end.
+    pub(super) async fn run(
+        self: &Arc<Self>,
+        command: &Command,
+        confinement: &Confinement,
+        output: &Arc<dyn OutputSink>,
+        stop: &CancellationToken,
+    ) -> Result<Ran, SandboxError> {
+        let _busy = Busy::new(self);
+        self.wake().await.map_err(|error| failed("holding places for protection again", &error))?;
+        let listener = self.proxy_denials.listen(output);
+        let mut order = self.order(command, confinement)?;
+        let mut pooled = self
+            .take_supervisor()
+            .await
+            .map_err(|error| SandboxError::Crashed { reason: format!("the sandbox is gone: {error}") })?;
+        order.limits.residents = self.residents();
+        let limits = &confinement.limits;
+        let set = pooled.group.set(&group_limits(limits, pooled.residents));
+        set.map_err(|error| SandboxError::Creation { reason: format!("limiting a cgroup: {error}") })?;
+        let meter = pooled.group.go_on();
+        let file_denials = FileDenials::new(&**output);
+        let outcome = pooled.supervisor.run(command, order, &file_denials, stop).await;
+        let mut used = pooled.group.used(&meter);
+        used.leave_out(pooled.residents);
+        match &outcome {
+            Ok(RunOutcome { supervisor_lost: true, .. }) => self.end_lost(pooled).await,
+            Err(error) if error.is_crash() => self.end_lost(pooled).await,
+            _ if used.memory_peak_bytes.is_some_and(|peak| peak.least > SETTLE_BYTES_MIN) => self.settle(pooled),
+            _ => self.put_back(pooled),
+        }
+        let RunOutcome { ended, report, .. } = match outcome {
+            // What a command leaves in private folders is memory, too: its supervisor may have found none left for itself.
+            Err(error) if error.is_crash() => match overrun_of_group(&used, limits, &self.limits) {
+                Some(overrun) if overrun.limit == "memory_bytes" => {
+                    let (ended, usage) = (Ended::Signal(libc::SIGKILL), usage(Usage::default(), &used));
+                    let (sandbox, breaches) = (self.made.clone(), listener.breaches());
+                    let exit = Exit { ended, usage, sandbox, overrun: Some(overrun), breaches };
+                    return Ok(Ran { exit, files_made: 0 });
+                }
+                _ => {
+                    let reason = self.ended_because.get().cloned();
+                    return Err(reason.map_or(error, |reason| SandboxError::Crashed { reason }));
+                }
+            },
+            outcome => outcome?,
+        };
+        let overrun = match report.overrun {
+            Some((limit, used)) => Some(overrun(limit, used, limits, &confinement.place_limits)),
+            None => overrun_of_group(&used, limits, &self.limits)
+                .filter(|overrun| is_told(overrun, ended, stop.is_cancelled())),
+        };
+        let mut breaches = listener.breaches();
+        if overrun.is_none() && !stop.is_cancelled() {
+            breaches.extend(file_denials.breaches(ended, command, confinement, &self.steps));
+        }
+        let usage = usage(measured(&report), &used);
+        let exit = Exit { ended, usage, sandbox: self.made.clone(), overrun, breaches };
+        Ok(Ran { exit, files_made: report.files_made })
+    }
+
+    /// The order for a command, with what its supervisor sees to because nobody else does.
+    fn order(&self, command: &Command, confinement: &Confinement) -> Result<RunOrder, SandboxError> {
+        let mut order = prepare(command, confinement)
+            .map_err(|source| SandboxError::Start { program: command.program.clone(), source })?;
+        for (name, value) in &self.environment {
+            order.environment.retain(|(known, _)| known != name);
+            order.environment.push((name.clone(), value.clone()));
+        }
+        let limits = &confinement.limits;
+        order.limits.disk_bytes = limits.disk_bytes;
+        order.limits.disk_files = limits.disk_files;
+        order.limits.counts_files = confinement.place_limits.disk_files.is_some();
+        if self.enforcement.contains(&Enforcement { limit: "memory_bytes", by: Enforcer::Watcher }) {
+            order.limits.memory_bytes = limits.memory_bytes;
+            order.limits.session_memory_bytes = confinement.place_limits.memory_bytes;
+        }
+        if !self.counts_processes {
+            order.limits.processes = limits.processes;
+        }
+        Ok(order)
+    }
+
+    /// Runs a program that does nothing, so that the first command finds everything laid out in the kernel, too.
+    pub(super) async fn warm_up(self: &Arc<Self>, confinement: &Confinement) {
+        let nowhere: Arc<dyn OutputSink> = Arc::new(NullSink);
+        // Whatever comes of it, the command that follows will tell.
+        let _ = self.run(&idle_command(), confinement, &nowhere, &CancellationToken::new()).await;
+        self.executed.store(0, Ordering::Relaxed);
+    }
+
+    /// How many processes of the sandbox's user are no command's: its first one and its supervisors, while each run has one.
+    fn residents(&self) -> u64 {
+        let supervisors = self.running.load(Ordering::Acquire) + lock(&self.idle).len();
+        1 + supervisors as u64
+    }
+
+    /// Closes the files of cgroups until the next command, so that an idle sandbox holds few descriptors.
+    pub(super) fn close_files(&self) {
+        let idle = lock(&self.idle);
+        idle.iter().map(|pooled| &pooled.group).chain([&self.group]).for_each(Group::close_files);
+    }
+
+    async fn take_supervisor(&self) -> io::Result<PooledSupervisor> {
+        let idle = lock(&self.idle).pop();
+        match idle {
+            Some(pooled) => Ok(pooled),
+            None => self.make_supervisor().await,
+        }
+    }
+
+    async fn make_supervisor(&self) -> io::Result<PooledSupervisor> {
+        let (socket, theirs) = Socket::pair()?;
+        self.init.send(&InitOrder::Supervisor, &[theirs.as_fd()]).await?;
+        drop(theirs);
+        let supervisor = SupervisorClient::arrive(socket).await?;
+        let number = self.supervisors_made.fetch_add(1, Ordering::Relaxed);
+        let group = self.group.child(&format!("supervisor-{number}"))?;
+        let pid = supervisor.pid();
+        // Joining may have to wait for all processors to take note.
+        let joined = tokio::task::spawn_blocking(move || group.add(pid).map(|()| group)).await;
+        Ok(PooledSupervisor { supervisor, group: joined.map_err(io::Error::other)??, residents: 1 })
+    }
+
+    /// Lets go of what a large command has left in the page cache, which would count for the next one; then puts the supervisor back.
+    fn settle(self: &Arc<Self>, pooled: PooledSupervisor) {
+        let sandbox = Arc::clone(self);
+        tokio::task::spawn_blocking(move || {
+            pooled.group.settle();
+            sandbox.put_back(pooled);
+        });
+    }
+
+    fn put_back(&self, pooled: PooledSupervisor) {
+        let surplus = {
+            let mut idle = lock(&self.idle);
+            idle.push(pooled);
+            // The one beside the init stays: nobody can be ended there without it.
+            let from = if idle.len() > IDLE_MAX { idle.iter().position(|pooled| pooled.residents == 1) } else { None };
+            from.map(|at| idle.swap_remove(at))
+        };
+        if let Some(surplus) = surplus {
+            tokio::task::spawn_blocking(move || {
+                let PooledSupervisor { supervisor, group, .. } = surplus;
+                // Nothing runs in it, so it goes by itself; this only waits for it, to remove the group.
+                drop(supervisor);
+                let _ = group.kill();
+            });
+        }
+    }
+
+    /// Ends what a lost supervisor has left behind.
+    async fn end_lost(&self, pooled: PooledSupervisor) {
+        let PooledSupervisor { supervisor, group, .. } = pooled;
+        drop(supervisor);
+        let killed = tokio::task::spawn_blocking(move || group.kill()).await;
+        if !matches!(killed, Ok(Ok(()))) {
+            // Nobody can tell what is left, so nothing may be.
+            let _ = end_child(&self.fork_server, self.init_pid, false).await;
+        }
+    }
+
+    /// Ends everything in it and waits until it is gone; what was held for it may `linger`.
+    pub(super) async fn end(self: Arc<Self>, linger: bool) {
+        let _ = end_child(&self.fork_server, self.init_pid, linger).await;
+    }
+}
+
+/// Limits what a sandbox may use as a whole, and the group of its first supervisor: what the first command may use is most likely this.
+fn limit(group: &Group, first: &Group, confinement: &Confinement) -> io::Result<()> {
+    group.set(&group_limits(&confinement.place_limits, 0))?;
+    // Beside the supervisor, the init itself is in it.
+    first.set(&group_limits(&confinement.limits, 2))
+}
+
+/// Has the fork server hold what a sandbox protects, and says which file each thing is that is hidden or protected in it.
+async fn hold(
+    fork_server: &ForkServerClient,
+    init_pid: Pid,
+    group: &Group,
+    steps: &[Step],
+    placeholders: Vec<Placeholder>,
+) -> Result<Vec<MaskedPath>, BuildError> {
+    let kept = ForkServerOrder::Register {
+        child: init_pid.as_raw_pid(),
+        protected: plan::protected(steps),
+        placeholders,
+        groups: group.folders().to_vec(),
+    };
+    let not_held = |error: io::Error| BuildError::Changed(failed("holding places for protection", &error));
+    let holding = fork_server.begin(&kept).map_err(not_held)?;
+    // While the fork server is at its work, and before anything is covered.
+    let masked = masked_by(steps);
+    holding.wait().await.map_err(not_held)?;
+    // What was missing before is held now.
+    Ok(masked.into_iter().map(|(path, id)| (path.clone(), id.or_else(|| file_id(&path)))).collect())
+}
+
+/// Returns the hosts that the proxy lets through, if there is a list.
+fn allowed(network: &Network) -> Result<Option<Allowed>, SandboxError> {
+    match network {
+        Network::Hosts(hosts) => Allowed::new(hosts).map(Some).map_err(|error| creation(error.to_string())),
+        Network::None | Network::Open => Ok(None),
+    }
+}
+
+fn session_of(place: &Place) -> Option<SessionKey> {
+    match place {
+        Place::Session(key) => Some(key.clone()),
+        Place::Own | Place::Sandbox(_) => None,
+    }
+}
+
+impl Kept for NativeSandbox {
+    fn id(&self) -> &SandboxId {
+        &self.made.id
+    }
+
+    fn outer(&self) -> Option<&SandboxId> {
+        self.within()
+    }
+
+    fn idle_since(&self) -> Option<Instant> {
+        self.idle_since()
+    }
+}
+
+/// Counts a run as long as it lasts.
+struct Busy<'a>(&'a NativeSandbox);
+
+impl<'a> Busy<'a> {
+    fn new(sandbox: &'a NativeSandbox) -> Self {
+        sandbox.running.fetch_add(1, Ordering::AcqRel);
+        sandbox.executed.fetch_add(1, Ordering::Relaxed);
+        Self(sandbox)
+    }
+}
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.touch();
+        self.0.running.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

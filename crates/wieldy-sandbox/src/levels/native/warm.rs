@@ -1,0 +1,201 @@
+//! Warm inits: first processes of sandboxes, made ahead with their namespaces, cgroup and system mounts, before the workspace is known.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::process::Pid;
+use tokio_util::sync::CancellationToken;
+use wieldy_core::{Command, ResourceLimits, SandboxError, SandboxRef, Stdin};
+
+use crate::cgroup::Group;
+use crate::limits::group_limits;
+use crate::supervise::host_process::NullSink;
+use crate::supervise::protocol::{ForkServerOrder, InitOrder, InitReport, Received, RunOrder};
+use crate::supervise::run::SupervisorClient;
+use crate::supervise::socket::{ForkServerClient, Socket};
+use crate::view::masked::{MaskedPath, are_unchanged, masked_by};
+use crate::view::plan::Step;
+
+/// The first process of a sandbox to come: in namespaces and in a cgroup, which takes longest to get, and waiting to be told the rest.
+/// If it is prepared, there is a supervisor, too.
+pub(super) struct WarmInit {
+    pub(super) made: SandboxRef,
+    pub(super) fork_server: Arc<ForkServerClient>,
+    pub(super) init: Socket,
+    pub(super) init_pid: Pid,
+    pub(super) group: Group,
+    /// Where the init itself is, and what it makes.
+    pub(super) first: Group,
+    pub(super) prepared: Option<Prepared>,
+    since: Instant,
+}
+
+/// What a sandbox to come has already.
+pub(super) struct Prepared {
+    /// The steps that were taken.
+    pub(super) steps: Vec<Step>,
+    /// What they hide or protect, and which file each was before.
+    pub(super) masked: Vec<MaskedPath>,
+    pub(super) supervisor: SupervisorClient,
+}
+
+impl Prepared {
+    /// Whether what was done still holds, and there is somebody to go on with it.
+    fn is_good(&self) -> bool {
+        self.supervisor.is_alive() && are_unchanged(&self.masked)
+    }
+
+    /// The same, but as the file that it was when it was covered ahead, if it was.
+    pub(super) fn as_masked(&self, (path, id): MaskedPath) -> MaskedPath {
+        let then = self.masked.iter().find(|(known, _)| *known == path);
+        (path, then.map_or(id, |(_, id)| *id))
+    }
+}
+
+impl WarmInit {
+    pub(super) async fn make(
+        made: SandboxRef,
+        open_network: bool,
+        group: impl FnOnce() -> io::Result<Group>,
+    ) -> Result<Self, SandboxError> {
+        let fork_server =
+            ForkServerClient::of_this_process().map_err(|error| failed("starting the fork server", &error))?;
+        let (init, theirs) = Socket::pair().map_err(|error| failed("making a socket", &error))?;
+        // While a new fork server starts.
+        let group = group().map_err(|error| failed("making a cgroup", &error))?;
+        let first = group.child("supervisor-0").map_err(|error| failed("making a cgroup", &error))?;
+        let ways = first.ways_in();
+        let order = ForkServerOrder::WarmInit { open_network, in_folder: ways.folder.is_some() };
+        let beside = std::iter::once(&theirs).chain(&ways.folder).chain(&ways.tasks);
+        let beside: Vec<BorrowedFd<'_>> = beside.map(AsFd::as_fd).collect();
+        fork_server.send(&order, &beside).map_err(|error| failed("asking the fork server", &error))?;
+        drop((theirs, ways));
+        let received = report(&init).await?;
+        let init_pid = received.sender.ok_or_else(|| creation("its first process did not say who it is".into()))?;
+        let kept = ForkServerOrder::Register {
+            child: init_pid.as_raw_pid(),
+            protected: Vec::new(),
+            placeholders: Vec::new(),
+            groups: group.folders().to_vec(),
+        };
+        fork_server.ask(&kept).await.map_err(|error| failed("asking the fork server", &error))?;
+        // Joining may have to wait for all processors to take note, where the process did not start there.
+        let joined = tokio::task::spawn_blocking(move || first.add(init_pid).map(|()| first)).await;
+        let first = joined.map_err(io::Error::other).flatten().map_err(|error| failed("joining a cgroup", &error))?;
+        Ok(Self { made, fork_server, init, init_pid, group, first, prepared: None, since: Instant::now() })
+    }
+
+    /// Takes steps already that every sandbox begins with, and makes the first supervisor.
+    pub(super) async fn prepare(&mut self, steps: Vec<Step>) -> Result<(), SandboxError> {
+        self.prepared = Some(self.prepare_steps(steps).await?);
+        Ok(())
+    }
+
+    pub(super) async fn prepare_steps(&self, steps: Vec<Step>) -> Result<Prepared, SandboxError> {
+        let (supervisor, theirs) = Socket::pair().map_err(|error| failed("making a socket", &error))?;
+        // Before, so that a file that is put in the place of another meanwhile is not taken for the one that was covered.
+        let masked = masked_by(&steps);
+        let order = InitOrder::Prepare(steps.clone());
+        self.init.send(&order, &[theirs.as_fd()]).await.map_err(|error| failed("giving an order", &error))?;
+        drop(theirs);
+        report(&self.init).await?;
+        let supervisor =
+            SupervisorClient::arrive(supervisor).await.map_err(|error| failed("making a supervisor", &error))?;
+        Ok(Prepared { steps, masked, supervisor })
+    }
+
+    /// Runs a program that does nothing, so that the first command finds everything laid out in the kernel, too.
+    pub(super) async fn warm_up(&mut self) -> Result<(), SandboxError> {
+        let Some(prepared) = &mut self.prepared else { return Ok(()) };
+        self.first.begin();
+        let order = RunOrder { program: IDLE.into(), workspace: "/".into(), folder: "/".into(), ..RunOrder::default() };
+        let (command, stop) = (idle_command(), CancellationToken::new());
+        match tokio::time::timeout(IDLE_MAX, prepared.supervisor.run(&command, order, &NullSink, &stop)).await {
+            Ok(Err(error)) if error.is_crash() => Err(error),
+            // Not every system has that program.
+            Ok(_) => Ok(()),
+            Err(_) => Err(creation("a program that does nothing does not end".into())),
+        }
+    }
+
+    /// Limits what all that runs in it may use together.
+    pub(super) fn limit(&self, limits: &ResourceLimits) -> Result<(), SandboxError> {
+        self.group.set(&group_limits(limits, 0)).map_err(|error| failed("limiting a cgroup", &error))
+    }
+
+    /// Since when it waits.
+    pub(super) fn since(&self) -> Instant {
+        self.since
+    }
+
+    /// Whether it can become a sandbox that begins with these steps.
+    pub(super) fn suits(&self, system: &[Step]) -> bool {
+        self.init.is_alive()
+            && self.prepared.as_ref().is_none_or(|prepared| prepared.steps == system && prepared.is_good())
+    }
+}
+
+/// What a sandbox's first process says next, unless it is that it failed.
+pub(super) async fn report(init: &Socket) -> Result<Received<InitReport>, SandboxError> {
+    let received = init.receive::<InitReport>().await.map_err(|error| creation(error.to_string()))?;
+    match received {
+        Some(Received { message: InitReport::Failed { doing, error }, .. }) => {
+            Err(creation(format!("{doing}: {error}")))
+        }
+        Some(received) => Ok(received),
+        None => Err(creation("its first process ended before it was ready".into())),
+    }
+}
+
+/// A program that does nothing. By its path: it also runs where the machine can still be seen, and what somebody puts before it in
+/// `/usr/local` must not.
+const IDLE: &str = "/usr/bin/true";
+/// How long it may take, on a machine that has much to do.
+const IDLE_MAX: Duration = Duration::from_secs(30);
+
+pub(super) fn idle_command() -> Command {
+    Command {
+        program: IDLE.into(),
+        arguments: Vec::new(),
+        environment: BTreeMap::new(),
+        folder: PathBuf::new(),
+        stdin: Stdin::Nothing,
+        terminal: None,
+    }
+}
+
+/// Why a sandbox was not built.
+pub(super) enum BuildError {
+    /// A place could not be held: another executor may just have taken its own away, and a new plan can help.
+    Changed(SandboxError),
+    /// It was built by a plan that does not hold any more.
+    Outdated,
+    Failed(SandboxError),
+}
+
+impl From<SandboxError> for BuildError {
+    fn from(error: SandboxError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl From<BuildError> for SandboxError {
+    fn from(not_built: BuildError) -> Self {
+        match not_built {
+            BuildError::Changed(error) | BuildError::Failed(error) => error,
+            BuildError::Outdated => creation("what it should show changes all the time".into()),
+        }
+    }
+}
+
+pub(super) fn creation(reason: String) -> SandboxError {
+    SandboxError::Creation { reason }
+}
+
+pub(super) fn failed(doing: &str, error: &io::Error) -> SandboxError {
+    creation(format!("{doing}: {error}"))
+}

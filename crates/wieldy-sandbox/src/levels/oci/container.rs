@@ -1,0 +1,481 @@
+//! One container that stands: its sleeper, its cgroup, and the commands that run in it.
+//!
+//! The first process of a container is a shell that does nothing but reap orphans; each command comes in by the runtime's `exec`, or in
+//! gVisor by what that does. How nothing is left of a command differs:
+//!
+//! - runc, crun, youki: each command has a cgroup of its own below the container's, and whatever is in it is killed.
+//! - runsc: the machine's kernel does not see gVisor's processes. A container runs one command at a time, after which all processes of
+//!   the agent's account in it are killed; commands that come meanwhile get containers of their own inside the same sandbox, which share
+//!   its private folders. Should something not go away, the whole sandbox does.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use wieldy_core::{
+    Confinement, Enforcement, Enforcer, Level, Network, Place, ResourceLimits, SandboxError, SandboxId, SandboxRef,
+    SandboxStatus, SessionKey,
+};
+
+use super::bundle::{Doing, Frame};
+use super::cgroup_parent::{self, CgroupParent, Overhead, RaisedLimits, path_from_executor};
+use super::container_dir::{ContainerDir, ContainerSetup};
+use super::gvisor_control::Control;
+use super::idmap::SLEEPER;
+use super::netns::ProxiedNetns;
+use super::runtime::{Runtime, logged_error, too_little};
+use super::{Base, OciProblem, unusable};
+use crate::cgroup::{Controller, Group, Hierarchy, Kind};
+use crate::supervise::host_process::{HostProcess, NullSink, blocking, idle_command};
+use crate::view::masked::are_unchanged;
+use crate::view::plan::Step;
+
+/// How long a container may take to stand.
+const START_PATIENCE: Duration = Duration::from_secs(30);
+
+/// How often we look whether something has come about that nobody tells us.
+const LOOK_EVERY: Duration = Duration::from_millis(2);
+
+/// Where programs are looked for that nobody gave a `PATH`.
+pub(super) const PATH: &str = "PATH=/usr/local/bin:/usr/bin:/bin";
+
+/// The sleeper: it waits for children that are not its own, since it is the one to whom orphans come.
+const SLEEP: [&str; 3] = ["sh", "-c", "while :; do sleep 2147483 & wait; done"];
+
+/// How many processes the sleeper is.
+const SLEEPER_PROCESSES: u64 = 2;
+
+/// What gVisor itself needs of the memory that its processes may use.
+const SENTRY_BYTES: u64 = 64 << 20;
+
+/// What a container is made in.
+pub(super) enum Within<'a> {
+    Executor,
+    Session(Arc<CgroupParent>),
+    Container(&'a Container),
+}
+
+/// A container that stands.
+pub(super) struct Container {
+    pub(super) made: SandboxRef,
+    session: Option<SessionKey>,
+    /// The container that it was made within, with which it goes.
+    pub(super) within: Option<SandboxId>,
+    created_at: Timestamp,
+    pub(super) limits: ResourceLimits,
+    pub(super) network: Network,
+    /// The way out, if there is one to listed hosts.
+    pub(super) netns: Option<ProxiedNetns>,
+    pub(super) runtime: Runtime,
+    /// Where gVisor itself is, since groups with others in them may have no processes of their own.
+    pub(super) sentry: Option<Group>,
+    _raised: RaisedLimits,
+    /// All of the container's.
+    pub(super) parent: Arc<CgroupParent>,
+    // After the groups: with the last site goes what is above all of them.
+    pub(super) dir: ContainerDir,
+    enforcement: Vec<Enforcement>,
+    runtime_task: Mutex<Option<JoinHandle<()>>>,
+    /// Told to end the container; also cancelled when it has ended.
+    pub(super) stop: CancellationToken,
+    pub(super) gone: CancellationToken,
+    /// Where a gVisor sandbox takes orders itself, if it does.
+    pub(super) control: Option<Control>,
+    /// Held by the one command that runs in a gVisor container itself.
+    pub(super) lane: tokio::sync::Mutex<()>,
+    pub(super) calls: AtomicU64,
+    pub(super) executed: AtomicU64,
+    pub(super) running: AtomicUsize,
+    pub(super) used_at: Mutex<Instant>,
+    is_removed: AtomicBool,
+}
+
+impl Drop for Container {
+    fn drop(&mut self) {
+        // Only where nobody has waited for its end; this takes some tens of milliseconds.
+        self.stop.cancel();
+        self.remove();
+    }
+}
+
+impl Container {
+    /// Makes a container in which commands can run.
+    pub(super) async fn start(
+        made: SandboxRef,
+        confinement: &Confinement,
+        base: &Base,
+        within: Within<'_>,
+    ) -> Result<Arc<Self>, SandboxError> {
+        let failed = |doing: &str, error: io::Error| SandboxError::Creation { reason: format!("{doing}: {error}") };
+        let netns = match &confinement.network {
+            Network::Hosts(hosts) => {
+                Some(ProxiedNetns::open(&made, hosts).await.map_err(|error| failed("making a way out", error))?)
+            }
+            Network::None | Network::Open => None,
+        };
+        let limits = match (made.level, &confinement.place) {
+            // Nobody outside can tell one command in a gVisor sandbox from another, so they share what the first one may use.
+            (Level::Gvisor, _) | (_, Place::Own) => confinement.place_limits.within(confinement.limits),
+            _ => confinement.place_limits,
+        };
+        let (above, outer, limits) = match within {
+            Within::Executor => (None, None, limits),
+            Within::Session(parent) => (Some(parent), None, limits),
+            Within::Container(outer) => {
+                (Some(Arc::clone(&outer.parent)), Some(outer.made.id.clone()), limits.within(outer.limits))
+            }
+        };
+        let parent = CgroupParent::make(&made.id.0, made.level, &limits, above, &base.hierarchy)
+            .map_err(|error| failed("making a cgroup", error))?;
+        let (raised, sentry) =
+            raise_for_runtime(&parent, made.level).map_err(|error| failed("limiting a cgroup", error))?;
+        let dir = make_dir(Arc::clone(&base.setup), made.id.0.clone(), confinement.clone()).await?;
+        // Before there are any: a start that fails has made some, too.
+        dir.setup.home.note_groups(parent.foreign().iter().filter_map(|group| cgroup_parent::above(group).pop()));
+        let container = Self {
+            session: match &confinement.place {
+                Place::Session(key) => Some(key.clone()),
+                Place::Own | Place::Sandbox(_) => None,
+            },
+            within: outer,
+            created_at: Timestamp::now(),
+            limits,
+            network: confinement.network.clone(),
+            netns,
+            enforcement: enforcement(made.level, &base.hierarchy),
+            made,
+            runtime: base.runtime.clone(),
+            sentry,
+            _raised: raised,
+            parent,
+            dir,
+            runtime_task: Mutex::default(),
+            stop: CancellationToken::new(),
+            gone: CancellationToken::new(),
+            control: None,
+            lane: tokio::sync::Mutex::default(),
+            calls: AtomicU64::new(0),
+            executed: AtomicU64::new(0),
+            running: AtomicUsize::new(0),
+            used_at: Mutex::new(Instant::now()),
+            is_removed: AtomicBool::new(false),
+        };
+        match container.start_up(&base.hierarchy).await {
+            Ok(container) => Ok(Arc::new(container)),
+            Err((container, error)) => {
+                Arc::new(container).end().await;
+                Err(error)
+            }
+        }
+    }
+
+    async fn start_up(mut self, hierarchy: &Hierarchy) -> Result<Self, (Self, SandboxError)> {
+        let started = async {
+            let starting = self.parent.raise_for_start().map_err(|error| self.failed(&error))?;
+            self.write_config(hierarchy)?;
+            self.start_runtime().await?;
+            self.wait_until_running().await?;
+            drop(starting);
+            if self.made.level == Level::Gvisor {
+                self.control = Control::of(&self.made.id.0, &self.runtime.root).await;
+            }
+            self.settle_groups(hierarchy)?;
+            if self.is_intact() {
+                return Ok(());
+            }
+            let reason = format!("{}: something that it covers was replaced meanwhile; try again", self.made.level);
+            Err(SandboxError::Creation { reason })
+        };
+        match started.await {
+            Ok(()) => {
+                // The container has them now.
+                self.dir.tree.lent.clear();
+                Ok(self)
+            }
+            Err(error) => Err((self, error)),
+        }
+    }
+
+    fn write_config(&self, hierarchy: &Hierarchy) -> Result<(), SandboxError> {
+        let doing = Doing {
+            words: SLEEP.map(String::from).into(),
+            environment: vec![PATH.into()],
+            folder: Path::new("/"),
+            user: SLEEPER,
+            // In gVisor, whatever comes in later has what the first process has.
+            open_files: self.limits.open_files.filter(|_| self.made.level == Level::Gvisor),
+            has_terminal: false,
+        };
+        let groups = (self.made.level != Level::Gvisor).then(|| groups_path(&self.parent.group, hierarchy)).flatten();
+        let annotations = self.annotations("sandbox");
+        let joined = self.netns.as_ref().map(ProxiedNetns::path);
+        let frame = Frame { level: self.made.level, network: &self.network, joined, groups, annotations };
+        let config = self.dir.tree.config(&doing, &frame).map_err(io::Error::other);
+        config.and_then(|config| write_json(&self.file("config.json"), &config)).map_err(|error| self.failed(&error))
+    }
+
+    /// What tells gVisor that containers belong together and which of their private folders are the same.
+    pub(super) fn annotations(&self, kind: &str) -> Vec<(String, String)> {
+        if self.made.level != Level::Gvisor {
+            return Vec::new();
+        }
+        let mut told = vec![
+            ("io.kubernetes.cri.container-type".to_owned(), kind.to_owned()),
+            ("io.kubernetes.cri.sandbox-id".to_owned(), self.made.id.0.clone()),
+        ];
+        let private = self.dir.steps.iter().filter_map(|step| match step {
+            Step::Tmpfs { path, .. } if path != Path::new("/") => Some(path),
+            _ => None,
+        });
+        for (number, path) in private.enumerate() {
+            let hint = |key: &str, value: &str| (format!("dev.gvisor.spec.mount.m{number}.{key}"), value.to_owned());
+            told.extend([hint("share", "pod"), hint("type", "tmpfs"), hint("options", "rw")]);
+            told.push(hint("source", &super::bundle::source_of_memory(path)));
+        }
+        told
+    }
+
+    /// Lets the runtime run the sleeper, for as long as the container should stand.
+    async fn start_runtime(&self) -> Result<(), SandboxError> {
+        let process = HostProcess::new().await.map_err(|error| self.failed(&error))?;
+        if self.made.level == Level::Gvisor {
+            self.join(&process).await?;
+        }
+        let (bundle, pid_file) = (text(&self.dir.folder()), text(&self.file("pid")));
+        let words = ["run", "--bundle", &bundle, "--pid-file", &pid_file, &self.made.id.0];
+        let words = self.runtime.words(&self.file("log"), &self.network, &words);
+        let (runtime, stop, gone) = (self.runtime.clone(), self.stop.clone(), self.gone.clone());
+        let runtime_task = tokio::spawn(async move {
+            let _ = process.run(&runtime.program, words, &idle_command(), Duration::ZERO, &NullSink, &stop).await;
+            gone.cancel();
+        });
+        *self.runtime_task.lock().unwrap_or_else(PoisonError::into_inner) = Some(runtime_task);
+        Ok(())
+    }
+
+    /// Moves a supervisor to where gVisor is, so that what it starts is there.
+    pub(super) async fn join(&self, process: &HostProcess) -> Result<(), SandboxError> {
+        let group = self.sentry.as_ref().unwrap_or(&self.parent.group);
+        let (folders, pid) = (group.folders().to_vec(), process.pid());
+        let join = move || {
+            let number = pid.as_raw_pid().to_string();
+            folders.iter().try_for_each(|folder| fs::write(folder.join("cgroup.procs"), &number))
+        };
+        blocking(join).await.map_err(|error| self.failed(&error))
+    }
+
+    /// Waits until commands can run in it.
+    async fn wait_until_running(&self) -> Result<(), SandboxError> {
+        let standing = async {
+            while !self.gone.is_cancelled() {
+                if self.file("pid").exists() && self.is_running().await {
+                    return Ok(());
+                }
+                tokio::time::sleep(LOOK_EVERY).await;
+            }
+            Err(logged_error(&self.file("log")).unwrap_or_else(|| "its first process ended at once".into()))
+        };
+        let stood = tokio::time::timeout(START_PATIENCE, standing).await;
+        let stood = stood.unwrap_or_else(|_| Err(format!("it did not stand within {} s", START_PATIENCE.as_secs())));
+        let level = self.made.level;
+        stood.map_err(|told| match self.limits.memory_bytes {
+            // The runtime has removed the group that could tell more.
+            Some(allowed) if told.contains("OOM-killed") => {
+                let told = too_little(&told, "memory_bytes", allowed);
+                SandboxError::Creation { reason: format!("{level}: {told}") }
+            }
+            _ => unusable(level, told).at(level),
+        })
+    }
+
+    /// runc writes the file when the sleeper runs, runsc before it does.
+    async fn is_running(&self) -> bool {
+        if self.made.level != Level::Gvisor {
+            return true;
+        }
+        let state = self.ask(&["state", &self.made.id.0]).await.unwrap_or_default();
+        let state: serde_json::Value = serde_json::from_slice(&state).unwrap_or_default();
+        state.get("status").and_then(|status| status.as_str()) == Some("running")
+    }
+
+    /// Sees to it that commands can have cgroups below the container's.
+    fn settle_groups(&self, hierarchy: &Hierarchy) -> Result<(), SandboxError> {
+        if self.made.level == Level::Gvisor {
+            return Ok(());
+        }
+        let pid = fs::read_to_string(self.file("pid")).map_err(|error| self.failed(&error))?;
+        let is_there = |folder: &PathBuf| {
+            let there = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
+            there.lines().any(|line| line == pid.trim())
+        };
+        let folders = self.parent.group.folders();
+        if folders.is_empty() || !folders.iter().all(is_there) {
+            let problem = "the runtime did not put the container where we can limit and end it".into();
+            let hint = "let wieldy make control groups, see `wieldy doctor`".into();
+            return Err(OciProblem { problem, hint }.at(self.made.level));
+        }
+        if hierarchy.kind() == Kind::V2 {
+            // There, only groups without processes may have limited children.
+            for folder in folders {
+                let inner = folder.join("sleeper");
+                let moved = fs::create_dir(&inner).and_then(|()| fs::write(inner.join("cgroup.procs"), pid.trim()));
+                moved.map_err(|error| self.failed(&error))?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn made(&self) -> &SandboxRef {
+        &self.made
+    }
+
+    /// How long nothing has run in it; nothing while something does.
+    pub(super) fn idle_since(&self) -> Option<Instant> {
+        let is_idle = self.running.load(Ordering::Acquire) == 0;
+        is_idle.then(|| *self.used_at.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(super) fn status(&self) -> SandboxStatus {
+        SandboxStatus {
+            sandbox: self.made.clone(),
+            session: self.session.clone(),
+            created_at: self.created_at,
+            running: self.running.load(Ordering::Acquire),
+            executed: self.executed.load(Ordering::Relaxed),
+            limits: self.limits,
+            enforcement: self.enforcement.clone(),
+        }
+    }
+
+    /// Whether it has ended, even if nobody was told yet.
+    pub(super) fn is_gone(&self) -> bool {
+        if self.gone.is_cancelled() || self.stop.is_cancelled() {
+            return true;
+        }
+        let pid = fs::read_to_string(self.file("pid")).unwrap_or_default();
+        let stat = fs::read_to_string(Path::new("/proc").join(pid.trim()).join("stat")).unwrap_or_default();
+        pid.is_empty() || !is_of_living(&stat)
+    }
+
+    /// Whether what it hides and protects is still the same on the machine.
+    pub(super) fn is_intact(&self) -> bool {
+        are_unchanged(&self.dir.masked)
+    }
+
+    /// Ends everything in it and takes it away.
+    pub(super) async fn end(self: Arc<Self>) {
+        self.stop.cancel();
+        let runtime_task = self.runtime_task.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(runtime_task) = runtime_task {
+            let _ = runtime_task.await;
+        }
+        let _ = tokio::task::spawn_blocking(move || self.remove()).await;
+    }
+
+    /// Kills what is left, and lets the runtime forget the container. Blocks.
+    fn remove(&self) {
+        if self.is_removed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let _ = self.parent.group.kill();
+        let _ = self.runtime.ask(&self.file("asked.log"), &self.network, &["delete", "--force", &self.made.id.0]);
+    }
+
+    pub(super) async fn ask(&self, words: &[&str]) -> io::Result<Vec<u8>> {
+        let (runtime, network, log) = (self.runtime.clone(), self.network.clone(), self.file("asked.log"));
+        let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+        blocking(move || {
+            let words: Vec<&str> = words.iter().map(String::as_str).collect();
+            runtime.ask(&log, &network, &words)
+        })
+        .await
+    }
+
+    pub(super) fn file(&self, name: &str) -> PathBuf {
+        self.dir.folder().join(name)
+    }
+
+    pub(super) fn failed(&self, error: &io::Error) -> SandboxError {
+        SandboxError::Creation { reason: format!("{}: {error}", self.made.level) }
+    }
+}
+
+/// Whether what `/proc` says of a process says that it lives. One that ends as the first of its namespace is there until all others are
+/// gone, and looks alive but for a flag.
+fn is_of_living(stat: &str) -> bool {
+    const ENDING: u64 = 0x4;
+    // The name comes before, in parentheses, and may contain anything.
+    let Some((_, after_name)) = stat.rsplit_once(')') else { return false };
+    let mut fields = after_name.split_whitespace();
+    let is_zombie = fields.next().is_none_or(|state| matches!(state, "Z" | "X"));
+    let flags = fields.nth(5).and_then(|flags| flags.parse::<u64>().ok());
+    !is_zombie && flags.is_some_and(|flags| flags & ENDING == 0)
+}
+
+/// Makes room in a container's groups for what is always there, and a group for it if it needs one.
+fn raise_for_runtime(parent: &Arc<CgroupParent>, level: Level) -> io::Result<(RaisedLimits, Option<Group>)> {
+    if level == Level::Gvisor {
+        let raised = parent.raise(Overhead { memory_bytes: SENTRY_BYTES, processes: 0 })?;
+        return Ok((raised, Some(parent.group.child("sentry")?)));
+    }
+    Ok((parent.raise(Overhead { memory_bytes: 0, processes: SLEEPER_PROCESSES })?, None))
+}
+
+/// What sees to each limit here.
+pub(crate) fn enforcement(level: Level, hierarchy: &Hierarchy) -> Vec<Enforcement> {
+    let kernel = |controller| if hierarchy.can(controller) { Enforcer::Kernel } else { Enforcer::Nobody };
+    let processes = if level == Level::Gvisor { Enforcer::Nobody } else { kernel(Controller::Pids) };
+    let by = [
+        ("cpu_millicores", kernel(Controller::Cpu)),
+        ("memory_bytes", kernel(Controller::Memory)),
+        ("processes", processes),
+        ("open_files", Enforcer::KernelPerProcess),
+        // Private folders hold no more than this; a watcher counts what comes into the workspace.
+        ("disk_bytes", Enforcer::Watcher),
+        ("disk_files", Enforcer::Watcher),
+        ("output_bytes", Enforcer::Executor),
+    ];
+    by.map(|(limit, by)| Enforcement { limit, by }).into()
+}
+
+/// The path by which a runtime finds the group: where all controllers are together, from their mount; and where each may have the
+/// executor at another place, from there.
+fn groups_path(group: &Group, hierarchy: &Hierarchy) -> Option<PathBuf> {
+    let folder = group.folders().first()?;
+    if hierarchy.kind() == Kind::V2 {
+        let mount = mount_point(folder);
+        return Some(Path::new("/").join(folder.strip_prefix(mount).ok()?));
+    }
+    path_from_executor(group, hierarchy).map(Path::to_owned)
+}
+
+/// Where the file system of a folder is mounted.
+fn mount_point(folder: &Path) -> &Path {
+    let device = |path: &Path| fs::metadata(path).map(|found| found.dev()).ok();
+    folder.ancestors().take_while(|above| device(above) == device(folder)).last().unwrap_or(folder)
+}
+
+pub(super) fn write_json(path: &Path, value: &impl serde::Serialize) -> io::Result<()> {
+    fs::write(path, serde_json::to_vec(value)?)
+}
+
+pub(super) fn text(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}
+
+/// Makes a site where nobody else has to wait for it.
+pub(super) async fn make_dir(
+    setup: Arc<ContainerSetup>,
+    id: String,
+    confinement: Confinement,
+) -> Result<ContainerDir, SandboxError> {
+    let made = tokio::task::spawn_blocking(move || ContainerDir::make(setup, &id, &confinement)).await;
+    made.unwrap_or_else(|error| Err(SandboxError::Creation { reason: error.to_string() }))
+}

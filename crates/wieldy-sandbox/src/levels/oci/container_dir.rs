@@ -1,0 +1,158 @@
+//! The folder of a container on the host: its planned file tree, bundle and placeholders, made before the runtime is called and removed afterwards.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+
+use wieldy_core::{Confinement, Level, SandboxError};
+
+use super::bundle::Tree;
+use super::cgroup_parent::{above, noted};
+use super::idmap::AGENT;
+use super::image::transplant;
+use crate::state_dir::StateDir;
+use crate::view::masked::{MaskedPath, masked_by};
+use crate::view::placeholders::Placeholder;
+use crate::view::placeholders::Placeholders;
+use crate::view::placeholders::host_view::{HostWithoutPlaceholders, placeholders_for};
+use crate::view::plan::{HostFacts, Step, program_folders, protected};
+use crate::view::plan_cache;
+use crate::view::planner::{Request, plan};
+
+/// The file in a container's folder that says what is held for it.
+const NOTE: &str = "held.json";
+
+/// What containers of a driver have in common.
+pub(super) struct ContainerSetup {
+    pub(super) level: Level,
+    pub(super) home: StateDir,
+    /// Another system than the machine's.
+    pub(super) image: Option<PathBuf>,
+    /// Where the executor keeps its own files.
+    pub(super) state: PathBuf,
+    /// The home folder of whoever runs the executor.
+    pub(super) user_home: Option<PathBuf>,
+}
+
+/// The file tree of a container, planned and made.
+pub(super) struct ContainerDir {
+    pub(super) setup: Arc<ContainerSetup>,
+    pub(super) id: String,
+    pub(super) tree: Tree,
+    pub(super) steps: Vec<Step>,
+    pub(super) environment: Vec<(&'static str, String)>,
+    /// What is hidden or protected, and which file each was before it was.
+    pub(super) masked: Vec<MaskedPath>,
+    _held: HeldPlaceholders,
+}
+
+impl ContainerDir {
+    /// Plans and makes the tree of a container. Blocks.
+    pub(super) fn make(setup: Arc<ContainerSetup>, id: &str, confinement: &Confinement) -> Result<Self, SandboxError> {
+        let creation = |reason: String| SandboxError::Creation { reason };
+        let (workspace, room) = (plan_cache::workspace(confinement)?, plan_cache::room(confinement));
+        let (rules, network) = (&confinement.files, &confinement.network);
+        let request = Request { workspace: &workspace, rules, network, room };
+        let (home, state) = (setup.user_home.clone(), Some(setup.state.clone()));
+        let writable = rules.mounts.iter().filter(|mount| mount.writable).map(|mount| mount.source.as_path());
+        let roots = writable.chain([workspace.as_path()]).collect();
+        let programs = program_folders();
+        let facts =
+            HostFacts { look: &HostWithoutPlaceholders { roots }, home, programs, state, user: AGENT, group: AGENT };
+        let planned = plan(&request, &facts).map_err(|error| creation(error.to_string()))?;
+        let missing = placeholders_for(planned.placeholders);
+        let held = HeldPlaceholders::take(&protected(&planned.steps), &missing)
+            .map_err(|error| creation(format!("holding a place for protection: {error}")))?;
+        let steps = match &setup.image {
+            // What is hidden in it would be seen there.
+            Some(image) if workspace.starts_with(image) => {
+                let image = image.display();
+                return Err(creation(format!("the workspace lies in the root `{image}`; give programs another root")));
+            }
+            Some(image) => transplant(planned.steps, image)
+                .map_err(|error| creation(format!("the image `{}`: {error}", image.display())))?,
+            None => planned.steps,
+        };
+        let masked = masked_by(&steps);
+        let tree = Tree::make(id, &steps, setup.level, &setup.home).map_err(|error| {
+            let _ = fs::remove_dir_all(setup.home.container(id));
+            creation(error.to_string())
+        })?;
+        let environment = planned.environment;
+        let dir = Self { setup, id: id.to_owned(), tree, steps, environment, masked, _held: held };
+        // What is to be taken away should nobody be left to do it.
+        let noted = serde_json::to_vec(&missing).map_err(io::Error::from);
+        let noted = noted.and_then(|note| fs::write(dir.folder().join(NOTE), note));
+        noted.map_err(|error| creation(format!("noting what is held: {error}")))?;
+        Ok(dir)
+    }
+
+    /// The container's own folder.
+    pub(super) fn folder(&self) -> PathBuf {
+        self.setup.home.container(&self.id)
+    }
+}
+
+impl Drop for ContainerDir {
+    fn drop(&mut self) {
+        // What is lent is mounted elsewhere, so there is nothing in here but our own files.
+        let _ = fs::remove_dir_all(self.folder());
+    }
+}
+
+/// What is held on the machine for a container, parents first. The last one to let go of a place that was made only to be mounted on takes
+/// it away if it is as it was.
+struct HeldPlaceholders(Vec<PathBuf>);
+
+/// All that containers of this process hold. Other executors see by its locks what is needed.
+static HELD: LazyLock<Mutex<Placeholders>> = LazyLock::new(Mutex::default);
+
+impl HeldPlaceholders {
+    /// Holds what is protected, and makes what is missing.
+    fn take(protected: &[PathBuf], missing: &[Placeholder]) -> io::Result<Self> {
+        let mut taken = Self(Vec::new());
+        let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = held.hold(protected, missing, &mut taken.0);
+        // Dropping `taken` locks it, too.
+        drop(held);
+        result.map(|()| taken)
+    }
+}
+
+impl Drop for HeldPlaceholders {
+    fn drop(&mut self) {
+        let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
+        self.0.iter().rev().for_each(|path| held.release(path));
+    }
+}
+
+/// Takes away what a dead executor held for the container in this folder, and nobody else does.
+fn release_placeholders(container: &Path) {
+    let note = fs::read(container.join(NOTE)).unwrap_or_default();
+    let mut made: Vec<Placeholder> = serde_json::from_slice(&note).unwrap_or_default();
+    made.retain(|place| fs::symlink_metadata(&place.path).is_ok());
+    made.sort_by(|one, other| one.path.cmp(&other.path));
+    // Each by itself: where one was, people may have made something of their own.
+    let mut held: Vec<_> = made.into_iter().filter_map(|place| HeldPlaceholders::take(&[], &[place]).ok()).collect();
+    // What is in others goes before those.
+    while held.pop().is_some() {}
+}
+
+/// Ends the containers that a dead executor left in its folder, by the runtime's program if there is one.
+pub(super) fn forget_containers(home: &Path, program: Option<&Path>) {
+    let runtime = home.join("runtime");
+    let containers = fs::read_dir(home.join("containers")).into_iter().flatten().flatten();
+    for id in containers.map(|entry| entry.file_name()) {
+        release_placeholders(&home.join("containers").join(&id));
+        let groups = noted(&runtime.join(&id));
+        if let Some(program) = program {
+            let mut delete = Command::new(program);
+            delete.arg("--root").arg(&runtime).args(["delete", "--force"]).arg(&id);
+            let _ = delete.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
+        }
+        // Only empty groups can be removed, so none that is in use.
+        groups.iter().flat_map(|(_, group)| above(group)).for_each(|group| drop(fs::remove_dir(group)));
+    }
+}

@@ -1,0 +1,406 @@
+//! The fork server: a small process beside the executor that makes sandboxes, waits for their end and cleans up after them.
+//!
+//! It is the executor's own program, started once more and stopped before `main` (see `sys.rs`): a process with one thread and hardly
+//! any memory, so a copy of it is made quickly and may do whatever it likes. It goes when the executor does, in whatever way that
+//! goes, and takes everything with it.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::ffi::CStr;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::process::{self, Pid, Signal, WaitOptions};
+use rustix::thread;
+use seccompiler::BpfProgram;
+
+use super::namespaces;
+use crate::filter::seccomp;
+use crate::supervise::init::Init;
+use crate::supervise::protocol::{self, ForkServerOrder, ForkServerReport, InitReport};
+use crate::supervise::supervisor::Supervisor;
+use crate::supervise::tree::Tree;
+use crate::sys;
+use crate::view::identity::{self, Identity};
+use crate::view::mounts;
+use crate::view::placeholders::Placeholder;
+use crate::view::placeholders::{Marked, Placeholders, is_marked};
+use crate::view::plan::Step;
+
+/// The name that a program is started by to become a fork server.
+pub(crate) const NAME: &CStr = c"wieldy-sandbox-fork-server";
+
+/// How long places are held that nobody needs any more.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// Becomes the fork server of the process that started this one, and ends with it.
+pub(crate) fn live() -> ! {
+    // A panic would otherwise unwind into the C library's start-up code.
+    let ended = std::panic::catch_unwind(|| ForkServer::begin().and_then(|mut fork_server| fork_server.serve()));
+    sys::exit_now(i32::from(!matches!(ended, Ok(Ok(())))))
+}
+
+struct ForkServer {
+    executor: OwnedFd,
+    parent: Option<Pid>,
+    tree: Tree,
+    held: Placeholders,
+    /// Places that nobody needs any more, and until when they are held, the next one first.
+    lingering: VecDeque<(Instant, PathBuf)>,
+    /// The filter of system calls for all sandboxes, once the first is made.
+    filter: Option<BpfProgram>,
+    /// Those that we made, and what must not outlive them.
+    children: HashMap<Pid, ChildResources>,
+    /// The cgroups of sandboxes whose first process was killed without an order. The executor may still read their counters.
+    lost: HashMap<Pid, Vec<PathBuf>>,
+    /// Who waits for which child's end.
+    waiting_for_end: Vec<(Pid, OwnedFd)>,
+}
+
+impl ForkServer {
+    fn begin() -> io::Result<Self> {
+        sys::block_signals();
+        sys::reset_signal_handlers();
+        let _ = thread::set_name(c"wieldy-forkserver");
+        // No terminal, and no signals that were meant for the group of the executor.
+        let _ = process::setsid();
+        // Standard input is the socket. It gets another number, so that the standard ones lead nowhere in everything we make.
+        let executor = rustix::io::fcntl_dupfd_cloexec(sys::take_descriptor(0), 3)?;
+        // So does this: what was opened under a standard number would be closed there in the end, and the next socket take its place,
+        // and be left in everything that we make.
+        let nowhere = fs::File::options().read(true).write(true).open("/dev/null")?;
+        let nowhere = rustix::io::fcntl_dupfd_cloexec(nowhere, 3)?;
+        for number in 0..3 {
+            sys::duplicate_to(nowhere.as_raw_fd(), number)?;
+        }
+        // What a killed supervisor leaves behind comes to us.
+        process::set_child_subreaper(Some(process::getpid()))?;
+        let tree = Tree::new(sys::child_signals()?)?;
+        Ok(Self {
+            executor,
+            parent: process::getppid(),
+            tree,
+            held: Placeholders::default(),
+            lingering: VecDeque::new(),
+            filter: None,
+            children: HashMap::new(),
+            lost: HashMap::new(),
+            waiting_for_end: Vec::new(),
+        })
+    }
+
+    fn serve(&mut self) -> io::Result<()> {
+        let served = self.handle_orders();
+        // Killed are those that we made; of a sandbox's init that is enough. The rest follows, as it becomes ours.
+        self.tree.kill();
+        for (_, path) in std::mem::take(&mut self.lingering) {
+            self.held.release(&path);
+        }
+        let lost = std::mem::take(&mut self.lost).into_values().flatten().collect();
+        let lost = ChildResources { groups: lost, held: Vec::new() };
+        let children = std::mem::take(&mut self.children);
+        // The executor's own group holds those of its sandboxes; if it was killed, nobody else takes it away.
+        let was_killed = process::getppid() != self.parent;
+        let mut above = BTreeSet::new();
+        for resources in children.into_values().chain([lost]) {
+            above.extend(resources.groups.iter().flat_map(|group| above_it(group)));
+            resources.remove(&mut self.held);
+        }
+        // Those in others before those.
+        for group in above.iter().rev().filter(|_| was_killed) {
+            let _ = fs::remove_dir(group);
+        }
+        served
+    }
+
+    fn handle_orders(&mut self) -> io::Result<()> {
+        loop {
+            self.waiting_for_end.retain(|(child, _)| self.children.contains_key(child));
+            while let Some((_, path)) = self.lingering.pop_front_if(|(until, _)| *until <= Instant::now()) {
+                self.held.release(&path);
+            }
+            let lingering = self.lingering.front().map(|(until, _)| *until);
+            let mut polled = [
+                PollFd::new(&self.executor, PollFlags::IN),
+                PollFd::from_borrowed_fd(self.tree.signals(), PollFlags::IN),
+            ];
+            let patience = lingering.map(|until| until.saturating_duration_since(Instant::now()));
+            let patience = patience.and_then(|patience| Timespec::try_from(patience).ok());
+            match rustix::event::poll(&mut polled, patience.as_ref()) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+            let (ordered, ended) = (!polled[0].revents().is_empty(), !polled[1].revents().is_empty());
+            if ended {
+                self.reap();
+            }
+            if ordered {
+                let Some(received) = protocol::receive(&self.executor)? else { return Ok(()) };
+                let mut descriptors = received.descriptors;
+                let socket = (!descriptors.is_empty()).then(|| descriptors.remove(0));
+                self.handle(received.message, socket, descriptors);
+            }
+        }
+    }
+
+    fn handle(&mut self, order: ForkServerOrder, socket: Option<OwnedFd>, mut beside: Vec<OwnedFd>) {
+        match (order, socket) {
+            (ForkServerOrder::WarmInit { open_network, in_folder }, Some(socket)) => {
+                let folder = (in_folder && !beside.is_empty()).then(|| beside.remove(0));
+                self.make_warm_init(open_network, &socket, &JoinedGroups { folder, tasks: beside });
+            }
+            (ForkServerOrder::Supervisor, Some(socket)) => self.make_supervisor(socket),
+            (ForkServerOrder::IdMapNamespace { uid, gid }, Some(socket)) => {
+                // Whoever waits at the socket's other end sees it end, should nothing come.
+                let _ = match identity::namespace(uid, gid) {
+                    Ok(made) => protocol::send(&socket, &ForkServerReport { error: None }, &[made.as_fd()]),
+                    Err(error) => protocol::send(&socket, &ForkServerReport { error: Some(error.to_string()) }, &[]),
+                };
+            }
+            (ForkServerOrder::Register { child, protected, placeholders, groups }, Some(socket)) => {
+                let mut resources = ChildResources { groups, held: Vec::new() };
+                let held = self.held.hold(&protected, &placeholders, &mut resources.held);
+                match Pid::from_raw(child).and_then(|pid| self.children.get_mut(&pid)) {
+                    Some(known) => *known = resources,
+                    None => resources.remove(&mut self.held),
+                }
+                let report = ForkServerReport { error: held.err().map(|error| error.to_string()) };
+                let _ = protocol::send(&socket, &report, &[]);
+            }
+            (ForkServerOrder::Rest { child, places }, Some(socket)) => {
+                if let Some(resources) = Pid::from_raw(child).and_then(|pid| self.children.get_mut(&pid)) {
+                    let resting = resources.held.extract_if(.., |path| places.contains(path)).collect::<Vec<_>>();
+                    // Children before their parents.
+                    resting.iter().rev().for_each(|path| self.held.release(path));
+                }
+                let _ = protocol::send(&socket, &ForkServerReport { error: None }, &[]);
+            }
+            (ForkServerOrder::Wake { child, placeholders, steps }, Some(socket)) => {
+                let error = self.wake(child, placeholders, beside.pop(), &steps).err().map(|error| error.to_string());
+                let _ = protocol::send(&socket, &ForkServerReport { error }, &[]);
+            }
+            (ForkServerOrder::End { child, linger }, Some(socket)) => self.end_child(child, linger, socket),
+            (_, None) => {}
+        }
+    }
+
+    /// Takes note of who has ended. Nobody is our child but those that we made and those that lost their parent by violence.
+    fn reap(&mut self) {
+        for (pid, was_killed) in self.tree.reap_strangers(&self.children) {
+            if let Some(mut resources) = self.children.remove(&pid) {
+                if was_killed && self.waiting_for_end.iter().all(|(child, _)| *child != pid) {
+                    // The kernel may have killed it for its memory, which only the counters of its cgroups tell.
+                    self.lost.insert(pid, std::mem::take(&mut resources.groups));
+                }
+                resources.remove(&mut self.held);
+            }
+        }
+    }
+
+    /// Enters a child, and removes the cgroups of a lost one that had the same number.
+    fn register(&mut self, pid: Pid) {
+        self.remove_groups_of(pid);
+        self.children.insert(pid, ChildResources::default());
+    }
+
+    fn remove_groups_of(&mut self, pid: Pid) {
+        self.lost.remove(&pid).iter().flatten().for_each(|group| remove_group(group));
+    }
+
+    /// Holds places for a child again, and covers them in its mount namespace.
+    fn wake(
+        &mut self,
+        child: i32,
+        placeholders: Vec<Placeholder>,
+        namespace: Option<OwnedFd>,
+        steps: &[Step],
+    ) -> io::Result<()> {
+        let gone = || io::Error::other("the sandbox is gone");
+        let namespace = namespace.ok_or_else(gone)?;
+        let resources = Pid::from_raw(child).and_then(|pid| self.children.get_mut(&pid)).ok_or_else(gone)?;
+        // A person may have made one of the names meanwhile: it is covered as it is.
+        let (theirs, missing): (Vec<_>, Vec<_>) =
+            placeholders.into_iter().partition(|place| is_marked(&place.path) == Marked::No);
+        let theirs: Vec<_> = theirs.into_iter().map(|place| place.path).collect();
+        self.held.hold(&theirs, &missing, &mut resources.held)?;
+        match sys::fork(0)? {
+            None => {
+                let entered = sys::enter_mounts(&namespace).and_then(|()| mounts::mask_again(steps));
+                sys::exit_now(entered.map_or_else(|error| error.raw_os_error().unwrap_or(libc::EIO), |()| 0))
+            }
+            Some(pid) => {
+                match process::waitpid(Some(pid), WaitOptions::empty())?.and_then(|(_, ended)| ended.exit_status()) {
+                    Some(0) => Ok(()),
+                    Some(code) => Err(io::Error::from_raw_os_error(code)),
+                    None => Err(io::Error::other("the helper that mounts was killed")),
+                }
+            }
+        }
+    }
+
+    fn end_child(&mut self, child: i32, linger: bool, socket: OwnedFd) {
+        // Only a child that was not waited for: its number is its own.
+        if let Some(pid) = Pid::from_raw(child)
+            && let Some(resources) = self.children.get_mut(&pid)
+        {
+            if linger {
+                let until = Instant::now() + LINGER;
+                self.lingering.extend(resources.held.drain(..).rev().map(|path| (until, path)));
+            }
+            let _ = process::kill_process(pid, Signal::KILL);
+            self.waiting_for_end.push((pid, socket));
+        } else if let Some(pid) = Pid::from_raw(child) {
+            self.remove_groups_of(pid);
+        }
+    }
+
+    fn make_supervisor(&mut self, socket: OwnedFd) {
+        match sys::fork(0) {
+            Ok(None) => {
+                let kept = sys::close_all_but(&mut [0, 1, 2, socket.as_raw_fd()]);
+                if kept.is_err() || die_with_parent().is_err() {
+                    sys::exit_now(1);
+                }
+                prefer_for_oom_kill();
+                Supervisor { socket, landlock: None, private: Vec::new() }.live()
+            }
+            Ok(Some(pid)) => self.register(pid),
+            // Whoever waits at the socket's other end sees it end.
+            Err(_) => {}
+        }
+    }
+
+    fn make_warm_init(&mut self, open_network: bool, socket: &OwnedFd, groups_to_join: &JoinedGroups) {
+        match self.try_make_warm_init(open_network, socket, groups_to_join) {
+            Ok(pid) => self.register(pid),
+            Err((doing, error)) => {
+                let report = InitReport::Failed { doing: doing.into(), error: error.to_string() };
+                let _ = protocol::send(socket, &report, &[]);
+            }
+        }
+    }
+
+    fn try_make_warm_init(
+        &mut self,
+        open_network: bool,
+        socket: &OwnedFd,
+        groups_to_join: &JoinedGroups,
+    ) -> Result<Pid, (&'static str, io::Error)> {
+        let identity = Identity::of_this_process();
+        let filter = match self.filter.take() {
+            Some(filter) => filter,
+            None => seccomp::filter().map_err(|error| ("compiling the filter", io::Error::other(error)))?,
+        };
+        let filter = self.filter.insert(filter);
+        let (go_ours, go) = io::pipe().map_err(|error| ("making a pipe", error))?;
+        let mut flags = libc::CLONE_NEWUSER
+            | libc::CLONE_NEWNS
+            | libc::CLONE_NEWPID
+            | libc::CLONE_NEWIPC
+            | libc::CLONE_NEWUTS
+            | libc::CLONE_NEWCGROUP;
+        if !open_network {
+            flags |= libc::CLONE_NEWNET;
+        }
+        match groups_to_join.fork(flags).map_err(|error| ("making namespaces", namespaces::explained(error)))? {
+            None => {
+                groups_to_join.join();
+                let Ok(socket) = socket.try_clone() else { sys::exit_now(1) };
+                // What is closed here must not be closed again.
+                std::mem::forget(go);
+                if sys::close_all_but(&mut [0, 1, 2, socket.as_raw_fd(), go_ours.as_raw_fd()]).is_err() {
+                    sys::exit_now(1);
+                }
+                Init { socket, identity, open_network, filter: std::mem::take(filter) }.live(go_ours.into())
+            }
+            Some(pid) => {
+                if let Err(error) = identity.map(pid) {
+                    let _ = process::kill_process(pid, Signal::KILL);
+                    return Err(("mapping users", error));
+                }
+                drop(go); // the end of file lets it go on
+                Ok(pid)
+            }
+        }
+    }
+}
+
+/// If the machine runs out of memory, it should be a command that goes and not the executor. What comes of this process inherits it.
+pub(crate) fn prefer_for_oom_kill() {
+    let _ = fs::write("/proc/self/oom_score_adj", "500");
+}
+
+/// Makes sure that this process ends with the one that made it.
+pub(crate) fn die_with_parent() -> io::Result<()> {
+    process::set_parent_process_death_signal(Some(Signal::KILL))?;
+    Ok(())
+}
+
+/// The control groups that the first process of a sandbox enters before anything else.
+///
+/// Entering by itself takes a process no time. To be moved by another makes the kernel wait for all of its processors, for some
+/// 10 ms. The executor moves the process where entering failed.
+struct JoinedGroups {
+    /// The folder of the group of cgroup v2.
+    folder: Option<OwnedFd>,
+    /// The files `tasks` of the groups of v1.
+    tasks: Vec<OwnedFd>,
+}
+
+impl JoinedGroups {
+    /// Makes a copy of this process, in the group of v2 where that works.
+    fn fork(&self, flags: i32) -> io::Result<Option<Pid>> {
+        let within = self.folder.as_ref().map(|folder| sys::fork_into(flags, folder.as_fd()));
+        // Without the group the kernel tells what is wrong, should that not have been the group.
+        within.and_then(Result::ok).map_or_else(|| sys::fork(flags), Ok)
+    }
+
+    /// Moves this process, which has one thread, to the groups of v1.
+    fn join(&self) {
+        for tasks in &self.tasks {
+            let _ = rustix::io::write(tasks, b"0");
+        }
+    }
+}
+
+/// What must not outlive a sandbox.
+#[derive(Default)]
+struct ChildResources {
+    groups: Vec<PathBuf>,
+    /// The places that are held for it, parents first.
+    held: Vec<PathBuf>,
+}
+
+impl ChildResources {
+    fn remove(self, held: &mut Placeholders) {
+        for group in &self.groups {
+            remove_group(group);
+        }
+        // Children before their parents.
+        for path in self.held.iter().rev() {
+            held.release(path);
+        }
+    }
+}
+
+/// Removes a sandbox's cgroup and those of its supervisors; nobody is in them any more. Other sandboxes may still be in it, and then it stays
+/// for the executor to remove.
+fn remove_group(folder: &Path) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        if entry.file_name().as_encoded_bytes().starts_with(b"supervisor-") {
+            let _ = fs::remove_dir(entry.path());
+        }
+    }
+    let _ = fs::remove_dir(folder);
+}
+
+/// The cgroups that a sandbox's is in, up to the executor's own.
+fn above_it(group: &Path) -> Vec<PathBuf> {
+    let is_own = |folder: &Path| folder.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"wieldy-"));
+    let above: Vec<&Path> = group.ancestors().skip(1).collect();
+    let own = above.iter().position(|folder| is_own(folder)).unwrap_or(0);
+    above.into_iter().take(own + 1).map(Path::to_owned).collect()
+}

@@ -1,0 +1,133 @@
+//! Programs outside of every sandbox that keep one: an OCI runtime, or Firecracker.
+//!
+//! They run under a supervisor of the fork server, as the commands of the level `none` do, so a program and all that it started end
+//! with the executor.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+use wieldy_core::{Command, OutputSink, ResourceLimits, SandboxError, Stdin, Stream};
+
+use super::protocol::{ForkServerOrder, RunLimits, RunOrder};
+use super::run::{RunOutcome, SupervisorClient};
+use super::socket::{ForkServerClient, Socket, end_child};
+
+/// The `PATH` of such a program, which is all of its environment.
+pub(crate) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// A supervisor outside of every sandbox, with the fork server that made it and must not end before it.
+pub(crate) struct HostSupervisor {
+    supervisor: SupervisorClient,
+    fork_server: Arc<ForkServerClient>,
+}
+
+impl HostSupervisor {
+    pub(crate) async fn new() -> io::Result<Self> {
+        let fork_server = ForkServerClient::of_this_process()?;
+        let (socket, theirs) = Socket::pair()?;
+        fork_server.order(&ForkServerOrder::Supervisor, &theirs)?;
+        drop(theirs);
+        Ok(Self { supervisor: SupervisorClient::arrive(socket).await?, fork_server })
+    }
+
+    /// Runs a command to its end, and returns the supervisor for the next one unless it was lost. Then the fork server has ended everything
+    /// that it was responsible for.
+    pub(crate) async fn run(
+        mut self,
+        command: &Command,
+        order: RunOrder,
+        output: &dyn OutputSink,
+        stop: &CancellationToken,
+    ) -> (Result<RunOutcome, SandboxError>, Option<Self>) {
+        let outcome = self.supervisor.run(command, order, output, stop).await;
+        if outcome.as_ref().map_or_else(SandboxError::is_crash, |outcome| outcome.supervisor_lost) {
+            let Self { supervisor, fork_server } = self;
+            let child = supervisor.pid();
+            drop(supervisor);
+            let _ = end_child(&fork_server, child, false).await;
+            return (outcome, None);
+        }
+        (outcome, Some(self))
+    }
+}
+
+/// A program outside of every sandbox, before it starts.
+pub(crate) struct HostProcess {
+    host: HostSupervisor,
+    /// The folder in which the supervisor counts what the program writes.
+    workspace: PathBuf,
+    limits: RunLimits,
+    is_raw: bool,
+}
+
+impl HostProcess {
+    pub(crate) async fn new() -> io::Result<Self> {
+        let host = HostSupervisor::new().await?;
+        Ok(Self { host, workspace: PathBuf::from("/"), limits: RunLimits::default(), is_raw: false })
+    }
+
+    /// The same, but whatever it runs is ended once more comes into the workspace than the limits allow.
+    pub(crate) fn watching(mut self, workspace: &Path, limits: &ResourceLimits) -> Self {
+        let ResourceLimits { disk_bytes, disk_files, .. } = *limits;
+        self.workspace = workspace.to_owned();
+        self.limits = RunLimits { disk_bytes, disk_files, ..RunLimits::default() };
+        self
+    }
+
+    /// The same, but with a terminal that passes everything on as it is, for a program that makes another one further inside. It makes
+    /// this one so itself, after it has begun to write.
+    pub(crate) fn raw(self) -> Self {
+        Self { is_raw: true, ..self }
+    }
+
+    pub(crate) fn pid(&self) -> rustix::process::Pid {
+        self.host.supervisor.pid()
+    }
+
+    /// Runs a program to its end, with the input and the terminal of `command`; whatever it started ends with it.
+    pub(crate) async fn run(
+        self,
+        program: &Path,
+        words: Vec<String>,
+        command: &wieldy_core::Command,
+        grace: Duration,
+        output: &dyn OutputSink,
+        stop: &CancellationToken,
+    ) -> Result<RunOutcome, SandboxError> {
+        let order = RunOrder {
+            program: program.to_string_lossy().into_owned(),
+            arguments: words,
+            environment: vec![("PATH".into(), PATH.into())],
+            folder: "/".into(),
+            workspace: self.workspace.clone(),
+            grace_ms: u64::try_from(grace.as_millis()).unwrap_or(u64::MAX),
+            terminal: command.terminal.map(|terminal| (terminal.rows, terminal.columns)),
+            is_raw: self.is_raw,
+            limits: self.limits,
+        };
+        self.host.run(command, order, output, stop).await.0
+    }
+}
+
+/// What nobody hears.
+pub(crate) struct NullSink;
+
+impl OutputSink for NullSink {
+    fn write(&self, _stream: Stream, _bytes: &[u8]) {}
+}
+
+/// Input and output of a runtime that needs none.
+pub(crate) fn idle_command() -> Command {
+    let (program, arguments, environment) = ("sleeper".into(), Vec::new(), Default::default());
+    Command { program, arguments, environment, folder: PathBuf::new(), stdin: Stdin::Nothing, terminal: None }
+}
+
+/// Does something that waits for others, where nobody else has to wait for it.
+pub(crate) async fn blocking<T: Send + 'static, E: From<io::Error> + Send + 'static>(
+    work: impl FnOnce() -> Result<T, E> + Send + 'static,
+) -> Result<T, E> {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(E::from(io::Error::other(error))))
+}

@@ -1,0 +1,204 @@
+//! The executor's ends of a command's input and output, pipes or a terminal: copies bytes between them and the call.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use rustix::io::{Errno, retry_on_intr};
+use rustix::process::Signal;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::mpsc;
+use wieldy_core::{OutputSink, Stdin, Stream, Terminal};
+
+use crate::sys;
+
+/// How much is read from a pipe at once: as much as a pipe holds unless somebody changes it.
+const READ_BYTES: usize = 64 * 1024;
+
+/// For how long what comes through a pipe is handed on before others have their turn.
+const TURN: Duration = Duration::from_micros(500);
+
+/// How many typed signals wait for somebody to send them on.
+const TYPED_MAX: usize = 8;
+
+/// Our ends of a command's input and output.
+pub(crate) struct Pipes {
+    /// Taken by whoever writes to it, since closing it is the end of file.
+    stdin: Mutex<Option<AsyncFd<OwnedFd>>>,
+    stdout: AsyncFd<OwnedFd>,
+    /// Where it is not the same as output.
+    stderr: Option<AsyncFd<OwnedFd>>,
+    /// Told which signals are typed, where the terminal's own kernel has nobody to send them to.
+    typed: Option<mpsc::Sender<Signal>>,
+}
+
+impl Pipes {
+    /// Pipes, and the command's ends of them.
+    pub(crate) fn open(stdin: &Stdin) -> io::Result<(Self, [OwnedFd; 3])> {
+        let (stdin_ours, stdin) = match stdin {
+            Stdin::Nothing => (None, std::fs::File::open("/dev/null")?.into()),
+            Stdin::Bytes(_) | Stdin::Live(_) => {
+                let (theirs, ours) = io::pipe()?;
+                (Some(sys::watched(ours.into(), Interest::WRITABLE)?), theirs.into())
+            }
+        };
+        let (stdout_ours, stdout) = io::pipe()?;
+        let (stderr_ours, stderr) = io::pipe()?;
+        let readable = |end: io::PipeReader| sys::watched(end.into(), Interest::READABLE);
+        let (stdout_ours, stderr_ours) = (readable(stdout_ours)?, readable(stderr_ours)?);
+        let pipes = Self { stdin: Mutex::new(stdin_ours), stdout: stdout_ours, stderr: Some(stderr_ours), typed: None };
+        Ok((pipes, [stdin, stdout.into(), stderr.into()]))
+    }
+
+    /// A terminal, which is input and output in one.
+    pub(crate) fn terminal(descriptors: Vec<OwnedFd>) -> io::Result<Self> {
+        let terminal = descriptors.into_iter().next().ok_or_else(|| io::Error::other("no terminal came"))?;
+        let stdin = Some(sys::watched(terminal.try_clone()?, Interest::WRITABLE)?);
+        let stdout = sys::watched(terminal, Interest::READABLE)?;
+        Ok(Self { stdin: Mutex::new(stdin), stdout, stderr: None, typed: None })
+    }
+
+    /// A terminal for a command that another kernel runs, its end of it three times, and what is typed there to signal the command.
+    pub(crate) fn terminal_beyond(terminal: Terminal) -> io::Result<(Self, [OwnedFd; 3], mpsc::Receiver<Signal>)> {
+        let (ours, theirs) = crate::supervise::supervisor::terminal(terminal.rows, terminal.columns)?;
+        let (typed, signals) = mpsc::channel(TYPED_MAX);
+        let pipes = Self { typed: Some(typed), ..Self::terminal(vec![ours])? };
+        Ok((pipes, [theirs.try_clone()?, theirs.try_clone()?, theirs], signals))
+    }
+
+    /// Passes bytes on until nothing of the command's tree is left, which `over` waits for.
+    pub(crate) async fn pump_until<T>(
+        &self,
+        stdin: &Stdin,
+        output: &dyn OutputSink,
+        over: impl Future<Output = T>,
+    ) -> T {
+        let over = {
+            let pumping = self.pump(stdin, output);
+            tokio::pin!(pumping, over);
+            let mut pumped = false;
+            loop {
+                tokio::select! {
+                    biased; // a command that never stops talking must still be heard to end
+                    over = &mut over => break over,
+                    () = &mut pumping, if !pumped => pumped = true,
+                }
+            }
+        };
+        // Nobody of the tree is left to write, so what there is, is in the pipes already. Waiting for their end instead would
+        // be waiting for whoever else was handed a descriptor.
+        self.forward_rest(output);
+        over
+    }
+
+    async fn pump(&self, stdin: &Stdin, output: &dyn OutputSink) {
+        let errors = async {
+            if let Some(stderr) = &self.stderr {
+                forward(stderr, Stream::Stderr, output).await;
+            }
+        };
+        tokio::join!(
+            biased; // where both have something, output before complaints
+            forward(&self.stdout, Stream::Stdout, output),
+            errors,
+            self.feed(stdin)
+        );
+    }
+
+    /// Writes everything and closes the pipe. A command that does not want all of it is no error.
+    async fn feed(&self, stdin: &Stdin) {
+        let Some(pipe) = self.stdin.lock().ok().and_then(|mut stdin| stdin.take()) else { return };
+        match stdin {
+            Stdin::Nothing => {}
+            Stdin::Bytes(bytes) => self.enter(&pipe, bytes).await,
+            Stdin::Live(feed) => {
+                while let Some(bytes) = feed.next().await {
+                    self.enter(&pipe, &bytes).await;
+                }
+            }
+        }
+    }
+
+    async fn enter(&self, pipe: &AsyncFd<OwnedFd>, bytes: &[u8]) {
+        let typed = self.typed.iter();
+        // As the terminal is set before: the program may change that when it is signalled.
+        let signals: Vec<_> = typed
+            .flat_map(|typed| typed_signals(pipe.get_ref(), bytes).into_iter().map(move |signal| (typed, signal)))
+            .collect();
+        write_all(pipe, bytes).await;
+        for (typed, signal) in signals {
+            // Who has not heard of so many yet will not miss this one.
+            let _ = typed.try_send(signal);
+        }
+    }
+
+    /// Hands on what is in the pipes, and no more: whoever still writes is none of ours.
+    fn forward_rest(&self, output: &dyn OutputSink) {
+        let stderr = self.stderr.as_ref().map(|stderr| (Stream::Stderr, stderr));
+        let mut buffer = Vec::new();
+        for (stream, pipe) in std::iter::once((Stream::Stdout, &self.stdout)).chain(stderr) {
+            // Of a terminal, some may be under way.
+            let in_pipe =
+                || rustix::io::ioctl_fionread(pipe.get_ref()).ok().and_then(|count| usize::try_from(count).ok());
+            let mut left = if self.stderr.is_some() { in_pipe().unwrap_or(READ_BYTES) } else { READ_BYTES };
+            // Read past the runtime, which may not yet have heard that there is something.
+            while left > 0
+                && let Ok(count @ 1..) = read(pipe, &mut buffer)
+            {
+                output.write(stream, &buffer);
+                left = left.saturating_sub(count);
+            }
+        }
+    }
+}
+
+fn read(pipe: &AsyncFd<OwnedFd>, buffer: &mut Vec<u8>) -> Result<usize, Errno> {
+    buffer.clear();
+    buffer.reserve(READ_BYTES);
+    retry_on_intr(|| rustix::io::read(pipe.get_ref(), rustix::buffer::spare_capacity(buffer)))
+}
+
+/// Hands on what comes through a pipe, until its end.
+async fn forward(pipe: &AsyncFd<OwnedFd>, stream: Stream, output: &dyn OutputSink) {
+    let (mut buffer, mut began) = (Vec::new(), std::time::Instant::now());
+    while let Ok(mut ready) = pipe.readable().await {
+        match read(pipe, &mut buffer) {
+            Ok(0) => return,
+            Ok(_) => output.write(stream, &buffer),
+            Err(Errno::AGAIN) => ready.clear_ready(),
+            // Of a terminal that nobody has open any more, this is the end.
+            Err(_) => return,
+        }
+        // A pipe that is never empty must not keep us from hearing that the command should stop, nor others of this thread waiting.
+        if began.elapsed() >= TURN {
+            tokio::task::yield_now().await;
+            began = std::time::Instant::now();
+        }
+        tokio::task::coop::consume_budget().await;
+    }
+}
+
+async fn write_all(pipe: &AsyncFd<OwnedFd>, mut bytes: &[u8]) {
+    while !bytes.is_empty()
+        && let Ok(mut ready) = pipe.writable().await
+    {
+        match retry_on_intr(|| rustix::io::write(pipe.get_ref(), bytes)) {
+            Ok(count) => bytes = bytes.get(count..).unwrap_or_default(),
+            Err(Errno::AGAIN) => ready.clear_ready(),
+            Err(_) => return,
+        }
+        tokio::task::coop::consume_budget().await;
+    }
+}
+
+/// The signals that a terminal makes of these bytes, as it is set now.
+fn typed_signals(terminal: &OwnedFd, bytes: &[u8]) -> Vec<Signal> {
+    use rustix::termios::{LocalModes, SpecialCodeIndex as Key, tcgetattr};
+    let Ok(modes) = tcgetattr(terminal) else { return Vec::new() };
+    let keys = [(Key::VINTR, Signal::INT), (Key::VQUIT, Signal::QUIT), (Key::VSUSP, Signal::TSTP)];
+    // No key is the zero byte.
+    let is_typed = |key: u8| key != 0 && modes.local_modes.contains(LocalModes::ISIG) && bytes.contains(&key);
+    keys.into_iter().filter(|(key, _)| is_typed(modes.special_codes[*key])).map(|(_, signal)| signal).collect()
+}

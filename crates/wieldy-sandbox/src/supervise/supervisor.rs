@@ -1,0 +1,311 @@
+//! A supervisor: the process that starts commands, one at a time, and ends everything that they start.
+//!
+//! It is the *subreaper* of its command: a process that loses its parent, however often it forked and whatever session it opened, becomes a
+//! child of the supervisor. So "no process is left" is something it can know: it has no child.
+//!
+//! A message tells it to end a command, and the end of its socket to end itself with everything. Only the executor holds the other end of
+//! this socket, so a dropped executor and a killed one look alike, and neither can be missed.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::panic::AssertUnwindSafe;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::process::{DumpableBehavior, Resource, Rlimit, Signal};
+use rustix::{process, thread};
+
+use crate::supervise::protocol::{self, RunOrder, RunReport, StartStep, SupervisorOrder, SupervisorReport};
+use crate::supervise::tree::Tree;
+use crate::supervise::watch::{self, Watch};
+use crate::sys::{self, Program, Stack};
+
+/// What else a supervisor needs to know of where it lives.
+pub(crate) struct Supervisor {
+    /// Orders come from here, reports go there.
+    pub(crate) socket: OwnedFd,
+    /// What its commands restrict themselves to, where there is Landlock.
+    pub(crate) landlock: Option<OwnedFd>,
+    /// The file system that its commands may fill, and those that are only theirs.
+    pub(crate) private: Vec<CString>,
+}
+
+/// Where programs are looked for when the command's environment has no `PATH`.
+pub(crate) const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
+
+/// How often a run is looked at, if there is something to look at.
+pub(crate) const WATCH_EVERY: Duration = Duration::from_millis(20);
+
+type Failure = (StartStep, i32);
+
+impl Supervisor {
+    /// Serves until nobody is there any more to give orders.
+    pub(crate) fn live(self) -> ! {
+        let _ = thread::set_name(c"wieldy-supervisor");
+        // A panic must not unwind into whoever made us, whose copy we are.
+        let lived = std::panic::catch_unwind(AssertUnwindSafe(|| self.serve()));
+        sys::exit_now(i32::from(!matches!(lived, Ok(Ok(())))))
+    }
+
+    fn serve(mut self) -> io::Result<()> {
+        // No terminal, and no signals that were meant for somebody else's group.
+        let _ = process::setsid();
+        process::set_child_subreaper(Some(process::getpid()))?;
+        thread::set_no_new_privs(true)?;
+        // What is in our memory and our descriptors is not for our commands.
+        process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+        let signals = sys::child_signals()?;
+        let mut tree = Tree::new(signals)?;
+        let mut stack = Stack::new();
+        // Once: nobody can mount anything on them any more.
+        self.private = watch::one_of_each(std::mem::take(&mut self.private));
+        protocol::send(&self.socket, &SupervisorReport::Here, &[])?;
+        self.rehearse(&mut tree, &mut stack);
+        while let Some(received) = protocol::receive::<SupervisorOrder>(&self.socket)? {
+            let SupervisorOrder::Run(order) = received.message else { continue };
+            let report = match self.run(&order, received.descriptors, &mut tree, &mut stack) {
+                Ok(report) => SupervisorReport::Ended(report),
+                Err((step, errno)) => SupervisorReport::NotStarted { step, errno },
+            };
+            protocol::send(&self.socket, &report, &[])?;
+        }
+        Ok(())
+    }
+
+    /// Starts something that comes to nothing, so that the first command finds our memory laid out as later ones do.
+    fn rehearse(&self, tree: &mut Tree, stack: &mut Stack) {
+        let nowhere = [0, 1, 2];
+        let mut start = Start {
+            program: Program::new(Vec::new(), Vec::new(), Vec::new()),
+            folder: c"/".into(),
+            standard: nowhere,
+            has_terminal: false,
+            landlock: self.landlock.as_ref().map(AsRawFd::as_raw_fd),
+            limits: [(Resource::Core, Some(0)); 5],
+            failure: None,
+        };
+        if let Ok(child) = sys::vfork(stack, &mut start, become_command) {
+            tree.begin(child);
+            tree.kill();
+        }
+    }
+
+    fn run(
+        &self,
+        order: &RunOrder,
+        descriptors: Vec<OwnedFd>,
+        tree: &mut Tree,
+        stack: &mut Stack,
+    ) -> Result<RunReport, Failure> {
+        let begun = Instant::now();
+        let standard = self.standard(order, descriptors)?;
+        let mut start = Start {
+            program: program(order).map_err(|errno| (StartStep::Program, errno))?,
+            folder: text(order.folder.as_os_str().as_bytes()).map_err(|errno| (StartStep::Folder, errno))?,
+            standard: standard.each_ref().map(AsRawFd::as_raw_fd),
+            has_terminal: order.terminal.is_some(),
+            landlock: self.landlock.as_ref().map(AsRawFd::as_raw_fd),
+            limits: rlimits(order),
+            failure: None,
+        };
+        let mut watch = Watch::new(&order.limits, &order.workspace, &self.private);
+        let main =
+            sys::vfork(stack, &mut start, become_command).map_err(|error| (StartStep::Fork, errno_of(&error)))?;
+        // Only the command's tree may keep its pipes open.
+        drop(standard);
+        tree.begin(main);
+        let overrun = self.wait_for_end(tree, &mut watch, order.grace_ms);
+        watch.count_left(tree);
+        tree.kill();
+        if let Some(failure) = start.failure {
+            return Err(failure);
+        }
+        let used = tree.used();
+        Ok(RunReport {
+            // Without a status the command was never waited for, which can only be if somebody else did it.
+            status: tree.status().unwrap_or(-1),
+            cpu_us: used.cpu_us,
+            memory_peak_kib: used.memory_peak_kib,
+            blocks_read: used.blocks_read,
+            blocks_written: used.blocks_written,
+            processes_peak: watch.processes_peak(),
+            wall_us: u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX),
+            files_made: watch.files_made(),
+            overrun: overrun.or_else(|| watch.at_the_end(tree)),
+        })
+    }
+
+    /// The command's input, output and complaints: what came with the order, or a new terminal.
+    fn standard(&self, order: &RunOrder, mut descriptors: Vec<OwnedFd>) -> Result<[OwnedFd; 3], Failure> {
+        let Some((rows, columns)) = order.terminal else {
+            descriptors.truncate(3);
+            return descriptors.try_into().map_err(|_| (StartStep::Order, libc::EBADF));
+        };
+        let made = || -> io::Result<[OwnedFd; 3]> {
+            let (ours, theirs) = terminal(rows, columns)?;
+            if order.is_raw {
+                let mut modes = rustix::termios::tcgetattr(&theirs)?;
+                modes.make_raw();
+                rustix::termios::tcsetattr(&theirs, rustix::termios::OptionalActions::Now, &modes)?;
+            }
+            protocol::send(&self.socket, &SupervisorReport::Terminal, &[ours.as_fd()])?;
+            Ok([theirs.try_clone()?, theirs.try_clone()?, theirs])
+        };
+        made().map_err(|error| (StartStep::Terminal, errno_of(&error)))
+    }
+
+    /// Waits until the command has ended by itself, or has had its grace time after it was told to, or has gone too far.
+    fn wait_for_end(&self, tree: &mut Tree, watch: &mut Watch, grace_ms: u64) -> Option<(protocol::Limit, u64)> {
+        let mut deadline: Option<Instant> = None;
+        let mut look_at = watch.is_needed().then(|| Instant::now() + WATCH_EVERY);
+        let mut gone = false;
+        while tree.reap() && (deadline.is_some() || tree.status().is_none()) {
+            let now = Instant::now();
+            if look_at.is_some_and(|look_at| look_at <= now) {
+                if let Some(overrun) = watch.check(tree) {
+                    return Some(overrun);
+                }
+                look_at = Some(now + WATCH_EVERY);
+            }
+            if deadline.is_some_and(|deadline| deadline <= now) {
+                break;
+            }
+            let wake_at = deadline.into_iter().chain(look_at).min();
+            let patience = wake_at.map(|wake_at| wake_at.saturating_duration_since(now));
+            let socket = (!gone).then(|| self.socket.as_fd());
+            match poll(socket, tree.signals(), patience) {
+                Ok(true) => {}
+                Ok(false) => continue,
+                Err(_) => break,
+            }
+            // Whatever is said while a command runs means that it should end; nobody left to say anything, too.
+            gone = !matches!(protocol::receive::<SupervisorOrder>(&self.socket), Ok(Some(_)));
+            if deadline.is_none() {
+                tree.tell_to_end();
+                deadline = Some(Instant::now() + Duration::from_millis(grace_ms));
+            }
+        }
+        None
+    }
+}
+
+/// Waits for a message or the end of a child; whether there is a message.
+fn poll(socket: Option<BorrowedFd<'_>>, signals: BorrowedFd<'_>, patience: Option<Duration>) -> io::Result<bool> {
+    let mut polled = vec![PollFd::from_borrowed_fd(signals, PollFlags::IN)];
+    polled.extend(socket.map(|socket| PollFd::from_borrowed_fd(socket, PollFlags::IN)));
+    let timeout = patience.and_then(|patience| Timespec::try_from(patience).ok());
+    match rustix::event::poll(&mut polled, timeout.as_ref()) {
+        Ok(_) => Ok(polled.get(1).is_some_and(|socket| !socket.revents().is_empty())),
+        Err(rustix::io::Errno::INTR) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// A new terminal: our end and the command's.
+pub(crate) fn terminal(rows: u16, columns: u16) -> io::Result<(OwnedFd, OwnedFd)> {
+    use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
+    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+    let ours = openpt(flags)?;
+    grantpt(&ours)?;
+    unlockpt(&ours)?;
+    let theirs = ioctl_tiocgptpeer(&ours, flags)?;
+    let size = rustix::termios::Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+    rustix::termios::tcsetwinsize(&theirs, size)?;
+    Ok((ours, theirs))
+}
+
+/// The program with the paths to try. A name with a slash is a path, from the folder on; any other is looked for on the
+/// `PATH` of the command's own environment, where only absolute folders count: what an agent writes to its workspace must
+/// not turn into `ls`.
+fn program(order: &RunOrder) -> Result<Program, i32> {
+    let candidates: Vec<CString> = if order.program.contains('/') {
+        vec![text(order.folder.join(&order.program).as_os_str().as_bytes())?]
+    } else {
+        let path = order.environment.iter().find(|(name, _)| name == "PATH");
+        let places = path.map_or(DEFAULT_PATH, |(_, path)| path.as_str()).split(':');
+        let places = places.filter(|place| place.starts_with('/') && !order.program.is_empty());
+        let candidate = |place: &str| text(Path::new(place).join(&order.program).as_os_str().as_bytes());
+        places.map(candidate).collect::<Result<_, _>>()?
+    };
+    let words = std::iter::once(&order.program).chain(&order.arguments);
+    let words = words.map(|word| text(word.as_bytes())).collect::<Result<_, _>>()?;
+    let variables = order.environment.iter().map(|(name, value)| text(format!("{name}={value}").as_bytes()));
+    Ok(Program::new(candidates, words, variables.collect::<Result<_, _>>()?))
+}
+
+fn text(bytes: &[u8]) -> Result<CString, i32> {
+    CString::new(bytes).map_err(|_| libc::EINVAL)
+}
+
+/// The kernel's limits for single processes.
+fn rlimits(order: &RunOrder) -> [(Resource, Option<u64>); 5] {
+    // A file that was cut off is larger than what is allowed, by which it is known; one that is just as large is fine.
+    let file_bytes = order.limits.disk_bytes.map(|limit| limit.saturating_add(1));
+    let processes = order.limits.processes.map(|limit| limit.saturating_add(order.limits.residents));
+    [
+        (Resource::Core, Some(0)),
+        (Resource::Nofile, order.limits.open_files),
+        (Resource::Fsize, file_bytes),
+        (Resource::Data, order.limits.memory_bytes),
+        (Resource::Nproc, processes),
+    ]
+}
+
+/// All that is needed between `vfork` and `exec`, laid out before.
+struct Start {
+    program: Program,
+    folder: CString,
+    standard: [RawFd; 3],
+    has_terminal: bool,
+    landlock: Option<RawFd>,
+    limits: [(Resource, Option<u64>); 5],
+    failure: Option<Failure>,
+}
+
+/// The child's side: becomes the command, or notes why not. Quiet.
+fn become_command(start: &mut Start) {
+    let failure = match enter(start) {
+        Ok(()) => (StartStep::Program, start.program.execute()),
+        Err((step, error)) => (step, error.raw_os_error().unwrap_or(libc::EIO)),
+    };
+    start.failure = Some(failure);
+}
+
+fn enter(start: &Start) -> Result<(), (StartStep, io::Error)> {
+    const FIRST_UNUSED: RawFd = 3;
+    process::setsid().map_err(|error| (StartStep::Session, error.into()))?;
+    // Should somebody kill the supervisor, at least the command itself goes with it.
+    process::set_parent_process_death_signal(Some(Signal::KILL)).map_err(|error| (StartStep::Session, error.into()))?;
+    for (number, &fd) in (0..).zip(&start.standard) {
+        // All are above the standard numbers: the supervisor keeps those occupied.
+        sys::duplicate_to(fd, number).map_err(|error| (StartStep::Descriptors, error))?;
+    }
+    if start.has_terminal {
+        process::ioctl_tiocsctty(rustix::stdio::stdin()).map_err(|error| (StartStep::Terminal, error.into()))?;
+    }
+    for (resource, limit) in start.limits {
+        if let Some(wanted) = limit {
+            lower(resource, wanted).map_err(|error| (StartStep::Limits, error))?;
+        }
+    }
+    process::chdir(start.folder.as_c_str()).map_err(|error| (StartStep::Folder, error.into()))?;
+    if let Some(ruleset) = start.landlock {
+        sys::landlock_restrict(ruleset).map_err(|error| (StartStep::Landlock, error))?;
+    }
+    sys::close_range(FIRST_UNUSED, RawFd::MAX).map_err(|error| (StartStep::Descriptors, error))?;
+    sys::unblock_signals();
+    Ok(())
+}
+
+fn lower(resource: Resource, wanted: u64) -> io::Result<()> {
+    let allowed = process::getrlimit(resource).maximum.unwrap_or(u64::MAX);
+    let limit = Some(wanted.min(allowed));
+    Ok(process::setrlimit(resource, Rlimit { current: limit, maximum: limit })?)
+}
+
+fn errno_of(error: &io::Error) -> i32 {
+    error.raw_os_error().unwrap_or(libc::EIO)
+}

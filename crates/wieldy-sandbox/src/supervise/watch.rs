@@ -1,0 +1,479 @@
+//! Limits that the kernel does not enforce for a whole process tree: bytes written and files made and, without a cgroup, memory and processes.
+//! The supervisor checks them while a command runs.
+
+use std::ffi::CString;
+use std::fs::{self, Metadata};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use rustix::fs::Access;
+use rustix::io::Errno;
+use rustix::process::Pid;
+
+use crate::supervise::memory::{Found, InFolders, Memory};
+use crate::supervise::protocol::{Limit, RunLimits};
+use crate::supervise::tree::Tree;
+
+/// The kernel counts blocks of this size, whatever the disk's own are.
+pub(crate) const BLOCK_BYTES: u64 = 512;
+
+/// To read a file may be to note when, which the kernel counts as written.
+const NOTED_BYTES: u64 = 64 << 10;
+
+/// How soon the workspace is looked at again at the latest, unless that takes long: what others remove meanwhile hides what is made.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
+/// By how many files the file system must have grown at least before it is worth while to look again.
+const FILES_FURTHER_MIN: u64 = 64;
+
+/// The limits of one run and where it stood at its beginning.
+pub(crate) struct Watch<'a> {
+    limits: RunLimits,
+    workspace: PathBuf,
+    since: SystemTime,
+    /// How the whole file system of the workspace has grown, and from how much on it is worth while to look at the workspace itself.
+    growth: Option<Growth>,
+    look_from: Taken,
+    /// When it is worth while again with what is allowed.
+    look_at: Option<Instant>,
+    /// A folder of each file system that is only the sandbox's own.
+    private: &'a [CString],
+    /// What these held together.
+    private_before: Taken,
+    /// The memory of the call's processes, where no control group counts it.
+    memory: Option<Memory>,
+    /// The devices of the private file systems.
+    private_devices: Vec<u64>,
+    processes_peak: u64,
+}
+
+/// Of folders, several of which may be parts of one file system, the first of each.
+pub(crate) fn one_of_each(mut folders: Vec<CString>) -> Vec<CString> {
+    let mut known = Vec::new();
+    folders.retain(|folder| match rustix::fs::stat(folder.as_c_str()) {
+        Ok(found) if !known.contains(&found.st_dev) => {
+            known.push(found.st_dev);
+            true
+        }
+        _ => false,
+    });
+    folders
+}
+
+/// What living processes have and have done.
+#[derive(Default)]
+struct Living {
+    /// Each with its threads.
+    processes: Vec<(PathBuf, Vec<PathBuf>)>,
+}
+
+impl<'a> Watch<'a> {
+    pub(crate) fn new(limits: &RunLimits, workspace: &Path, private: &'a [CString]) -> Self {
+        // Files have the time of the last tick, and so has this clock.
+        let tick = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
+        let since = UNIX_EPOCH + Duration::new(tick.tv_sec.unsigned_abs(), tick.tv_nsec.unsigned_abs() as u32);
+        let is_watched = limits.disk_files.or(limits.disk_bytes).is_some();
+        let growth = is_watched.then(|| Taken::of_file_system(workspace)).flatten().map(Growth::from);
+        let look_from = Taken::allowed(limits);
+        let private_before = Taken::of_private(private);
+        let workspace = workspace.to_owned();
+        let session_left = limits.session_memory_bytes.map(|limit| limit.saturating_sub(private_before.bytes));
+        let memory_max = limits.memory_bytes.into_iter().chain(session_left).min();
+        Self {
+            limits: *limits,
+            workspace,
+            since,
+            growth,
+            look_from,
+            look_at: None,
+            private,
+            private_before,
+            memory: memory_max.map(Memory::new),
+            private_devices: private
+                .iter()
+                .filter_map(|place| Some(rustix::fs::stat(place.as_c_str()).ok()?.st_dev))
+                .collect(),
+            processes_peak: 0,
+        }
+    }
+
+    /// Whether there is anything to look at.
+    pub(crate) fn is_needed(&self) -> bool {
+        let RunLimits { disk_bytes, disk_files, memory_bytes, session_memory_bytes, .. } = self.limits;
+        disk_bytes.or(disk_files).or(memory_bytes).or(session_memory_bytes).is_some()
+    }
+
+    pub(crate) fn processes_peak(&self) -> u64 {
+        self.processes_peak.max(1)
+    }
+
+    /// The limit that has been passed, if one has.
+    pub(crate) fn check(&mut self, tree: &mut Tree) -> Option<(Limit, u64)> {
+        if !self.is_needed() {
+            return None;
+        }
+        let living = self.count(tree);
+        let written = living.written_bytes() + tree.used().blocks_written * BLOCK_BYTES;
+        let passed = |limit: Option<u64>, used: u64| limit.is_some_and(|limit| used > limit);
+        if passed(self.limits.disk_bytes.map(|limit| limit.saturating_add(NOTED_BYTES)), written) {
+            return Some((Limit::DiskBytes, written));
+        }
+        let in_folders = InFolders { bytes: self.in_private().bytes, devices: &self.private_devices };
+        let memory = self.memory.as_mut().map_or(0, |memory| memory.bytes(living.memory(), in_folders));
+        self.check_disk().or_else(|| self.passed_in_memory(memory))
+    }
+
+    /// Returns the limit of memory that is passed by a call that has this much, if one is. Of its session, the files count too that
+    /// earlier calls have left in private folders.
+    fn passed_in_memory(&self, bytes: u64) -> Option<(Limit, u64)> {
+        let RunLimits { memory_bytes, session_memory_bytes, .. } = self.limits;
+        if memory_bytes.is_some_and(|limit| bytes > limit) {
+            return Some((Limit::Memory, bytes));
+        }
+        let of_session = bytes.saturating_add(self.private_before.bytes);
+        session_memory_bytes
+            .is_some_and(|limit| of_session > limit)
+            .then_some((Limit::SessionMemory { by_call: bytes }, of_session))
+    }
+
+    /// Returns what there is more in private folders than before.
+    fn in_private(&self) -> Taken {
+        Taken::of_private(self.private).beyond(self.private_before)
+    }
+
+    /// Counts the processes that a command leaves behind when it ends, before they are killed. On a busy machine a fork bomb may
+    /// keep this watcher from running until then.
+    pub(crate) fn count_left(&mut self, tree: &mut Tree) {
+        if self.limits.processes.is_some() {
+            self.count(tree);
+        }
+    }
+
+    /// Finds all living processes and raises the peak of their number.
+    fn count(&mut self, tree: &mut Tree) -> Living {
+        let mut living = Living::default();
+        // All of them before anything else is asked of one: they may be many, and soon be others.
+        for pid in tree.children() {
+            living.add(pid);
+        }
+        let count = living.processes.iter().map(|(_, threads)| threads.len() as u64).sum();
+        self.processes_peak = self.processes_peak.max(count);
+        living
+    }
+
+    /// The limit of what is on disk that has been passed, if one has.
+    pub(crate) fn check_disk(&mut self) -> Option<(Limit, u64)> {
+        let in_workspace = self.taken();
+        self.passed_by(in_workspace)
+    }
+
+    /// The limit that is passed by what is new in private folders, or by this in the workspace.
+    fn passed_by(&self, in_workspace: Option<Taken>) -> Option<(Limit, u64)> {
+        let passed = |limit: Option<u64>, used: u64| limit.is_some_and(|limit| used > limit);
+        let in_private = self.in_private();
+        std::iter::once(in_private).chain(in_workspace).find_map(|taken| {
+            if passed(self.limits.disk_files, taken.files) {
+                return Some((Limit::DiskFiles, taken.files));
+            }
+            passed(self.limits.disk_bytes, taken.bytes).then_some((Limit::DiskBytes, taken.bytes))
+        })
+    }
+
+    /// What is new in the workspace, if so much is new on its whole file system that it could be too much. That alone says nothing: others
+    /// write there, too. And what processes say that they have written says too little where nobody waits for them.
+    fn taken(&mut self) -> Option<Taken> {
+        let more = self.grown()?;
+        let begun = Instant::now();
+        let is_time = self.look_at.is_some_and(|at| at <= begun);
+        let from = if is_time { Taken::allowed(&self.limits) } else { self.look_from };
+        if more.files <= from.files && more.bytes <= from.bytes {
+            return None;
+        }
+        let further = |limit: Option<u64>, more: u64, least: u64| {
+            limit.map_or(u64::MAX, |limit| more.max(limit).saturating_add((limit / 4).max(least)))
+        };
+        self.look_from = Taken {
+            files: further(self.limits.disk_files, more.files, FILES_FURTHER_MIN),
+            bytes: further(self.limits.disk_bytes, more.bytes, 0),
+        };
+        let taken = self.look(more, true);
+        self.look_at = Some(Instant::now() + LOOK_AGAIN.max(begun.elapsed() * 10));
+        taken
+    }
+
+    /// What is new in the workspace once a command has ended that has written so much, if it could be too much. Others may have removed as
+    /// much meanwhile, so the file system alone does not tell.
+    fn taken_in_the_end(&mut self, written: u64) -> Option<Taken> {
+        let (more, allowed) = (self.grown()?, Taken::allowed(&self.limits));
+        let has_grown = more.files > allowed.files || more.bytes > allowed.bytes;
+        let has_written = written > 0 && written >= allowed.bytes;
+        if has_grown || has_written { self.look(more, true) } else { None }
+    }
+
+    /// By how much the file system has grown.
+    fn grown(&mut self) -> Option<Taken> {
+        let now = Taken::of_file_system(&self.workspace)?;
+        Some(self.growth.as_mut()?.note(now))
+    }
+
+    /// What is new in the workspace where this much is new on its whole file system; of files alone, it takes less to find out.
+    fn look(&self, more: Taken, with_bytes: bool) -> Option<Taken> {
+        let mut look = Look::new(self.since, &self.workspace, with_bytes)?;
+        look.through(&self.workspace);
+        // Where commands can put things out of our sight, it may all be theirs.
+        Some(if look.missed { look.taken.or_more(more) } else { look.taken })
+    }
+
+    /// How many files and folders there are more than before, in the workspace and in private folders, if somebody wants to know.
+    pub(crate) fn files_made(&mut self) -> u64 {
+        if !self.limits.counts_files {
+            return 0;
+        }
+        let in_private = self.in_private().files;
+        let Some(more) = self.grown().filter(|more| more.files > 0) else { return in_private };
+        let seen = self.look(more, false).map_or(0, |seen| seen.files);
+        // What was made just before has the same time as what was made at the beginning.
+        in_private.saturating_add(seen.min(more.files))
+    }
+
+    /// The limit that a command has run into, as far as that can be seen once it has ended. What was cut off for the disk is told whatever it
+    /// made of that; what it was refused, only if it did not end well.
+    pub(crate) fn at_the_end(&mut self, tree: &Tree) -> Option<(Limit, u64)> {
+        let status = tree.status()?;
+        let written = tree.used().blocks_written * BLOCK_BYTES;
+        let in_workspace = self.taken_in_the_end(written);
+        let cut_off = self.passed_by(in_workspace);
+        let cut_off = cut_off.or_else(|| self.full_private().filter(|_| self.has_filled_private()));
+        // A short command may have filled private folders between two looks. One that only found much there has passed nothing.
+        let left = self.in_private().bytes;
+        let cut_off = cut_off.or_else(|| self.passed_in_memory(left).filter(|_| left > 0));
+        if status == 0 || cut_off.is_some() {
+            return cut_off;
+        }
+        if is_by_file_size(status) {
+            return Some((Limit::DiskBytes, self.limits.disk_bytes.unwrap_or(written)));
+        }
+        if self.limits.disk_bytes.is_some_and(|limit| written >= limit) {
+            return Some((Limit::DiskBytes, written));
+        }
+        // A process that is refused more by the kernel is close to its limit, and never above.
+        let close = |limit: Option<u64>, used: u64| limit.is_some_and(|limit| used >= limit - limit / 10);
+        let memory = tree.used().memory_peak_kib * 1024;
+        if close(self.limits.memory_bytes, memory) {
+            return Some((Limit::Memory, memory));
+        }
+        if close(self.limits.processes, self.processes_peak) {
+            return Some((Limit::Processes, self.processes_peak));
+        }
+        self.full_private()
+    }
+
+    /// Returns the limit of a private file system that is full, if one is, and how much of it the command used itself. Earlier
+    /// commands of its session may have filled the rest.
+    fn full_private(&self) -> Option<(Limit, u64)> {
+        let own = self.in_private();
+        self.private.iter().find_map(|place| {
+            let state = rustix::fs::statvfs(place.as_c_str()).ok()?;
+            match (state.f_bavail, state.f_ffree) {
+                (0, _) => Some((Limit::DiskBytes, own.bytes)),
+                (_, 0) => Some((Limit::DiskFiles, own.files)),
+                _ => None,
+            }
+        })
+    }
+
+    /// Whether there is more in private file systems than before.
+    fn has_filled_private(&self) -> bool {
+        let more = self.in_private();
+        more.files > 0 || more.bytes > 0
+    }
+}
+
+/// Whether a command was ended since a file became too large, or is a shell that tells so of its last command.
+fn is_by_file_size(status: i32) -> bool {
+    const TOLD_BY_SHELL: i32 = 128 + libc::SIGXFSZ;
+    (libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGXFSZ)
+        || (libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == TOLD_BY_SHELL)
+}
+
+impl Living {
+    /// Adds a process and all below it.
+    fn add(&mut self, pid: Pid) {
+        let process = PathBuf::from(format!("/proc/{}", pid.as_raw_pid()));
+        let Ok(threads) = fs::read_dir(process.join("task")) else { return };
+        let threads: Vec<PathBuf> = threads.flatten().map(|thread| thread.path()).collect();
+        let children = threads.iter().map(|thread| fs::read_to_string(thread.join("children")).unwrap_or_default());
+        let children = children.collect::<Vec<_>>().join(" ");
+        self.processes.push((process, threads));
+        for child in children.split_ascii_whitespace().filter_map(|number| Pid::from_raw(number.parse().ok()?)) {
+            self.add(child);
+        }
+    }
+
+    fn written_bytes(&self) -> u64 {
+        self.processes.iter().map(|(process, _)| written_bytes(process)).sum()
+    }
+
+    fn memory(&self) -> Found {
+        let mut found = Found::default();
+        self.processes.iter().for_each(|(_, threads)| found.add(threads));
+        found
+    }
+}
+
+fn written_bytes(process: &Path) -> u64 {
+    let io = fs::read_to_string(process.join("io")).unwrap_or_default();
+    let field = |name: &str| {
+        let line = io.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|value| value.trim().parse().ok()).unwrap_or(0_u64)
+    };
+    field("write_bytes:").saturating_sub(field("cancelled_write_bytes:"))
+}
+
+/// What is on a disk.
+#[derive(Debug, Clone, Copy, Default)]
+struct Taken {
+    files: u64,
+    bytes: u64,
+}
+
+impl Taken {
+    fn allowed(limits: &RunLimits) -> Self {
+        Self { files: limits.disk_files.unwrap_or(u64::MAX), bytes: limits.disk_bytes.unwrap_or(u64::MAX) }
+    }
+
+    fn of_file_system(folder: impl rustix::path::Arg) -> Option<Self> {
+        let state = rustix::fs::statvfs(folder).ok()?;
+        // Some file systems do not count files: there it is none before and after.
+        let files = state.f_files.saturating_sub(state.f_ffree);
+        Some(Self { files, bytes: state.f_blocks.saturating_sub(state.f_bfree) * state.f_frsize })
+    }
+
+    /// What the file systems of these folders hold together.
+    fn of_private(folders: &[CString]) -> Self {
+        let all = folders.iter().filter_map(|folder| Self::of_file_system(folder.as_c_str()));
+        all.fold(Self::default(), Self::and)
+    }
+
+    /// What there is more than before.
+    fn beyond(self, before: Self) -> Self {
+        Self { files: self.files.saturating_sub(before.files), bytes: self.bytes.saturating_sub(before.bytes) }
+    }
+
+    fn and(self, other: Self) -> Self {
+        Self { files: self.files.saturating_add(other.files), bytes: self.bytes.saturating_add(other.bytes) }
+    }
+
+    fn or_more(self, other: Self) -> Self {
+        Self { files: self.files.max(other.files), bytes: self.bytes.max(other.bytes) }
+    }
+}
+
+/// What has come to a file system, look by look: what others remove between two looks does not make up for what came before.
+struct Growth {
+    last: Taken,
+    sum: Taken,
+}
+
+impl From<Taken> for Growth {
+    fn from(first: Taken) -> Self {
+        Self { last: first, sum: Taken::default() }
+    }
+}
+
+impl Growth {
+    fn note(&mut self, now: Taken) -> Taken {
+        self.sum = self.sum.and(now.beyond(self.last));
+        self.last = now;
+        self.sum
+    }
+}
+
+/// A look at what was made or changed in a folder since some time.
+struct Look {
+    since: Duration,
+    /// The file system that it is about.
+    device: u64,
+    /// Whether it is also about what was changed, which only the files themselves tell.
+    with_bytes: bool,
+    taken: Taken,
+    /// Whether there is something that could not be looked at and that commands can fill.
+    missed: bool,
+}
+
+impl Look {
+    fn new(since: SystemTime, folder: &Path, with_bytes: bool) -> Option<Self> {
+        let (since, device) = (since.duration_since(UNIX_EPOCH).unwrap_or_default(), fs::metadata(folder).ok()?.dev());
+        Some(Self { since, device, with_bytes, taken: Taken::default(), missed: false })
+    }
+
+    /// Counts what is new in a folder and all below it.
+    fn through(&mut self, folder: &Path) {
+        let Ok(about) = fs::metadata(folder) else { return };
+        let mut ahead = vec![(folder.to_owned(), about)];
+        while let Some((folder, about)) = ahead.pop() {
+            let entries = match fs::read_dir(&folder) {
+                Ok(entries) => entries,
+                Err(error) => {
+                    self.miss(&folder, &about, &error);
+                    continue;
+                }
+            };
+            // Nothing was put into a folder that is as it was, but perhaps into those in it.
+            let is_old = !self.with_bytes && !self.is_new(&about);
+            for entry in entries {
+                if is_old && entry.as_ref().is_ok_and(|entry| entry.file_type().is_ok_and(|kind| !kind.is_dir())) {
+                    continue;
+                }
+                match entry.and_then(|entry| Ok((entry.metadata()?, entry))) {
+                    Ok((found, entry)) => {
+                        self.count(&found);
+                        if found.is_dir() {
+                            ahead.push((entry.path(), found));
+                        }
+                    }
+                    Err(error) => self.miss(&folder, &about, &error),
+                }
+            }
+        }
+    }
+
+    fn count(&mut self, found: &Metadata) {
+        if !self.is_new(found) {
+            return;
+        }
+        self.taken.bytes += found.blocks() * BLOCK_BYTES;
+        // Where nobody notes when a file was made, what was changed counts as well.
+        let made = found.created().ok().and_then(|made| made.duration_since(UNIX_EPOCH).ok());
+        self.taken.files += u64::from(made.is_none_or(|made| made >= self.since));
+    }
+
+    /// Whether something was made or changed since then, itself or its name.
+    fn is_new(&self, found: &Metadata) -> bool {
+        Duration::new(found.ctime().unsigned_abs(), found.ctime_nsec() as u32) >= self.since
+    }
+
+    /// Notes that a folder, or something in it, could not be looked at. That is nothing where it has just gone, where something else is
+    /// mounted, and where commands, who are the same user, cannot get in either: they can wherever they may, and may wherever
+    /// the folder is theirs.
+    fn miss(&mut self, folder: &Path, about: &Metadata, error: &io::Error) {
+        let is_theirs = about.uid() == rustix::process::geteuid().as_raw();
+        let is_closed = || rustix::fs::access(folder, Access::EXEC_OK) == Err(Errno::ACCESS);
+        let is_elsewhere = about.dev() != self.device;
+        self.missed |= error.kind() != ErrorKind::NotFound && !is_elsewhere && (is_theirs || !is_closed());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_several_folders_of_one_file_system_one_is_counted() {
+        let folders = |paths: &[&str]| paths.iter().map(|path| CString::new(*path).unwrap()).collect::<Vec<_>>();
+        let all = folders(&["/proc/self", "/nowhere", "/sys/kernel", "/proc", "/sys", "/proc/self"]);
+        assert_eq!(one_of_each(all), folders(&["/proc/self", "/sys/kernel"]));
+    }
+}
