@@ -312,7 +312,7 @@ impl Drop for IdempotencyGuard<'_> {
         let Some(leader) = self.leader.take() else { return };
         let runs = matches!(self.flight.state(), CallState::Running { .. });
         if runs && !self.tool.spec.annotations.repeatable() {
-            leader.store(&Outcome::default().failed(CallError::left_alone()), self.ttl);
+            leader.store(&Outcome::default().failed(CallError::outcome_unknown()), self.ttl);
         }
     }
 }

@@ -238,7 +238,7 @@ impl Flight {
     }
 
     /// Waits until the call is cancelled, and returns the error that names the cause.
-    pub(crate) async fn stopped(&self) -> CallError {
+    pub(crate) async fn wait_until_cancelled(&self) -> CallError {
         self.stop().cancelled().await;
         self.cancelled().expect("a cause is set before the token is cancelled").error()
     }
