@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_only_file_system_is_told_apart_from_missing_rights() {
+    fn a_read_only_file_system_is_distinguished_from_missing_rights() {
         let (message, suggestion) = write_error(Errno::ROFS);
         assert_eq!(message, "cannot write `a.txt`: it is on a read-only file system");
         let hint = "write to another folder; a person can mount this one so that it can be written to";
@@ -197,13 +197,13 @@ mod tests {
     }
 
     #[test]
-    fn missing_rights_are_looked_for_where_they_are_missing() {
+    fn the_hint_names_the_path_that_lacks_the_rights() {
         let found = [("write", "new"), ("write", "a/b/new"), ("delete", "/w/old"), ("delete", "/old"), ("read", "a/b")];
         assert_eq!(found.map(|(doing, path)| path_without_rights(doing, path)), [".", "a/b", "/w", "/", "a/b"]);
     }
 
     #[test]
-    fn a_closed_file_is_told_with_its_owner_and_mode() {
+    fn an_unreadable_file_is_reported_with_owner_and_mode() {
         let error = FileError::Closed { path: "s".into(), owner: 0, mode: 0o600 };
         let message = "the operating system does not let us open `s`: it belongs to user 0 with mode 600";
         assert_eq!(error.to_string(), message);

@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_is_off_by_white_space_is_shown_where_it_stands() {
+    fn text_that_differs_only_in_white_space_is_shown_with_its_line() {
         let text = "fn main() {\n\tlet x = 1;\n\tlet y  = 2;\n}\n";
         let near = SimilarText { line: 2, text: "\tlet x = 1;\n\tlet y  = 2;".into() };
         assert_eq!(
@@ -181,14 +181,14 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_near_is_not_looked_for_for_ever() {
+    fn the_search_for_similar_text_is_bounded() {
         let (text, old) = ("a\n".repeat(100_000), format!("{}b", "a\n".repeat(5_000)));
         assert_eq!(replace(&text, &old, "x", false, 100), Err(ReplaceError::Absent { near: None }));
     }
 
     proptest! {
         #[test]
-        fn replacing_all_is_what_the_standard_library_does(
+        fn replacing_all_agrees_with_the_standard_library(
             text in "[ab \r\n]{0,40}", old in "[ab\n]{1,3}", new in "[abé\n]{0,4}",
         ) {
             let (text, old, new) = (text.as_str(), old.as_str(), new.as_str());

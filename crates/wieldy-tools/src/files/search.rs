@@ -215,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_that_is_being_searched_ends_when_the_run_must() {
+    fn a_search_in_a_file_stops_with_the_run() {
         let stop = CancellationToken::new();
         let mut reader = Stoppable { reader: io::repeat(b'x'), stop: &stop };
         assert!(reader.read(&mut [0; 9]).is_ok());

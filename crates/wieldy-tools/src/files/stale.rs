@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sessions_remember_apart_and_the_log_is_bounded() {
+    fn sessions_have_separate_records_and_the_log_is_bounded() {
         let log = ReadLog::new();
         let ada = Caller { session: Some("1".into()), ..Caller::local() };
         let others = [

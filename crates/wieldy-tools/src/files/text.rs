@@ -155,7 +155,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_is_editable_comes_back_byte_for_byte(bytes in proptest::collection::vec(any::<u8>(), 0..64), mark in 0..4_usize) {
+        fn editable_text_is_written_back_byte_for_byte(bytes in proptest::collection::vec(any::<u8>(), 0..64), mark in 0..4_usize) {
             let mark = [&b""[..], MARK_UTF_8, MARK_LITTLE, MARK_BIG][mark];
             let bytes = [mark, bytes.as_slice()].concat();
             if let Ok(editable) = Editable::of(&bytes) {

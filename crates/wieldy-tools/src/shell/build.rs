@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_most_telling_file_decides() {
+    fn the_most_specific_project_file_decides() {
         let folder = tempfile::tempdir().unwrap();
         let line = |target| {
             kind(folder.path()).and_then(|kind| kind.line(target)).map_err(|error| error.error.message.clone())

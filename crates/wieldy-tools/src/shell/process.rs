@@ -181,7 +181,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     #[test]
-    fn a_folder_counts_by_where_it_leads() {
+    fn a_start_folder_is_judged_by_its_target() {
         let (inside, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let root = inside.path().canonicalize().unwrap();
         std::fs::create_dir_all(root.join("a/b")).unwrap();

@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn half_a_character_is_told_from_a_whole_one() {
+    fn an_incomplete_character_is_detected() {
         let whole = "é€😀".as_bytes();
         let begun: Vec<usize> = (0..=whole.len()).map(|count| incomplete_character_bytes(&whole[..count])).collect();
         assert_eq!(begun, [0, 1, 0, 1, 2, 0, 1, 2, 3, 0]);
