@@ -15,8 +15,8 @@ use foldhash::fast::RandomState;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use crate::attempt::{Clock, Clocks};
 use crate::call::{Caller, ExecutionId, Priority};
+use crate::clock::{Clock, Clocks};
 use crate::confirm::Consent;
 use crate::error::{CallError, Code, duration_ms};
 use crate::flight::Flight;
@@ -221,7 +221,7 @@ impl Admission {
                 place.taken = true;
                 Ok(self.slot(consent, place.requester.clone(), since.elapsed()))
             }
-            error = flight.stopped() => Err(error),
+            error = flight.wait_until_cancelled() => Err(error),
             () = tokio::time::sleep_until(end) => {
                 if clocks.deadline == Some(end) {
                     return Err(Clock::Total.error(flight.opened.elapsed(), false));

@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_tool_that_fails_in_a_row_is_left_alone_and_tried_by_one() {
+    async fn a_breaker_opens_after_failures_in_a_row_and_lets_one_call_try() {
         let breakers = Breakers::new(BreakerPolicy { failures_max: 3, open_for: Duration::from_secs(10) });
         let tool = ToolName::new("flaky").expect("a name");
         failing(2, &breakers, &tool);
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_call_says_nothing_bad_about_the_tool() {
+    fn a_wrong_call_does_not_count_against_the_tool() {
         assert_eq!(verdict(Some(&CallError::new(Code::NonzeroExit, ""))), Verdict::Works);
         assert_eq!(verdict(Some(&CallError::new(Code::TransportFailed, ""))), Verdict::Fails);
         assert_eq!(verdict(Some(&CallError::new(Code::Cancelled, ""))), Verdict::Unclear);

@@ -11,10 +11,11 @@ use tokio::sync::Semaphore;
 
 use crate::admit::{Admission, Limits};
 use crate::artifact::{Artifacts, MemoryArtifacts};
-use crate::attempt::{ClockDefaults, DynamicTimeout, RetryPolicy, TIMEOUT_DEFAULT, TIMEOUT_MAX, Timings};
+use crate::attempt::RetryPolicy;
 use crate::breaker::{BreakerPolicy, Breakers};
 use crate::cache::AnswerCache;
 use crate::call::Caller;
+use crate::clock::{ClockDefaults, DynamicTimeout, TIMEOUT_DEFAULT, TIMEOUT_MAX, Timings};
 use crate::confinement::{Confinement, FileRules, Network, Place, ResourceLimits};
 use crate::confirm::Confirmer;
 use crate::event::{Body, Subject};

@@ -312,7 +312,7 @@ impl Drop for IdempotencyGuard<'_> {
         let Some(leader) = self.leader.take() else { return };
         let runs = matches!(self.flight.state(), CallState::Running { .. });
         if runs && !self.tool.spec.annotations.repeatable() {
-            leader.store(&Outcome::default().failed(CallError::left_alone()), self.ttl);
+            leader.store(&Outcome::default().failed(CallError::outcome_unknown()), self.ttl);
         }
     }
 }
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_answer_is_kept_for_its_time_and_the_least_used_goes_first() {
+    async fn an_answer_expires_and_the_least_recently_used_is_evicted_first() {
         let cache = new_cache();
         store(&cache, "a").await;
         store(&cache, "b").await;
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_tenant_with_many_answers_pushes_out_its_own_and_nobody_elses() {
+    async fn a_tenant_with_many_answers_evicts_only_its_own() {
         let by_count = AnswerCache::new(3, 1_000_000);
         let by_bytes = AnswerCache::new(1_000, 3 * 513);
         for cache in [by_count, by_bytes] {
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn of_an_answer_too_large_to_be_kept_a_key_knows_that_it_was_given() {
+    async fn an_answer_too_large_to_store_is_stored_in_brief_under_its_key() {
         let large = Outcome { artifact: Some(crate::ArtifactId::next()), ..Outcome::text("x".repeat(9_500)) };
         let large = large.structured(json!({"paid": true}));
         let store =
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn those_who_ask_the_same_wait_for_one_run_and_the_next_takes_over_a_failed_one() {
+    async fn equal_calls_share_one_run_and_the_next_takes_over_a_failed_one() {
         let cache = new_cache();
         let first = leader_of(&cache, "a").await.expect("the first");
         let second = leader_of(&cache, "a");
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_write_spoils_what_was_read_and_what_is_being_read() {
+    async fn a_write_invalidates_stored_answers_and_running_reads() {
         let cache = new_cache();
         store(&cache, "a/x").await;
         store(&cache, "b").await;
@@ -469,7 +469,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_key_used_for_something_else_is_noticed() {
+    async fn a_key_reused_for_another_call_is_noticed() {
         let cache = new_cache();
         store(&cache, "a").await;
         assert!(matches!(cache.get(key("a"), key("other"), &reads("a")).await, Lookup::OtherCall));

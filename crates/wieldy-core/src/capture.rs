@@ -170,13 +170,13 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_is_kept_as_it_is() {
+    fn short_output_is_returned_unchanged() {
         let (seen, _) = captured(10, "0123456789", 3);
         assert_eq!((seen.text.as_str(), seen.artifact, seen.cut), ("0123456789", None, false));
     }
 
     #[test]
-    fn what_does_not_fit_keeps_head_and_tail_and_the_whole_in_an_artifact() {
+    fn long_output_keeps_head_and_tail_and_goes_to_an_artifact() {
         let text: String = (0..100).map(|number| format!("line {number}\n")).collect();
         for chunk in [1, 7, 64, 4096] {
             let (seen, store) = captured(20, &text, chunk);
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_beyond_the_limit_is_counted_and_not_kept() {
+    fn output_beyond_the_limit_is_counted_and_not_stored() {
         let text: String = (0..100).map(|number| format!("line {number}\n")).collect();
         for chunk in [1, 7, 64, 4096] {
             // Exactly the limit is stored whole; one byte more is not.

@@ -174,7 +174,7 @@ pub struct Consent {
 pub enum NoConsent {
     /// There is no way to ask a person.
     #[error("a person must agree to this call ({reason}), and there is no way to ask")]
-    Nobody {
+    NoConfirmer {
         /// The reason why a person must agree.
         reason: String,
     },
@@ -199,7 +199,7 @@ impl From<NoConsent> for CallError {
     fn from(refusal: NoConsent) -> Self {
         let message = refusal.to_string();
         let (code, cause, suggestion) = match refusal {
-            NoConsent::Nobody { .. } => {
+            NoConsent::NoConfirmer { .. } => {
                 (Code::ConfirmationRequired, "nobody_to_ask", "ask the person to run it, or to allow confirmations")
             }
             NoConsent::Refused => (Code::ConfirmationDenied, "refused", "do it another way, or ask the person why"),
@@ -245,9 +245,9 @@ impl Consent {
     ) -> Result<Self, CallError> {
         let reason = Self::reason(grant, &tool.spec, options).unwrap_or("it was asked for").to_owned();
         let confirmer = options.confirmer.as_ref().or(engine.confirmer.as_ref());
-        let Some(confirmer) = confirmer else { return Err(NoConsent::Nobody { reason }.into()) };
+        let Some(confirmer) = confirmer else { return Err(NoConsent::NoConfirmer { reason }.into()) };
         let confinement = terms.confinement.as_ref().unwrap_or(&engine.confinement);
-        let program = described(tool, input, confinement).await?;
+        let program = describe_program(tool, input, confinement).await?;
         let (isolation, network, expires_in) = (terms.level, confinement.network.clone(), engine.confirmation_timeout);
         let question = Confirmation {
             id: ConfirmationId::next(),
@@ -279,7 +279,7 @@ impl Consent {
             },
         };
         let by = answer.as_ref().ok().and_then(|answer| answer.by.clone());
-        let decision = answer.and_then(|answer| Self::weigh(&question, &answer));
+        let decision = answer.and_then(|answer| Self::check_answer(&question, &answer));
         let approved = decision.is_ok();
         // If the answer cannot be recorded, it does not count.
         flight.record(Body::ConfirmationReceived { confirmation: question.id, approved, by }).taken()?;
@@ -294,7 +294,7 @@ impl Consent {
     }
 
     /// Checks that the answer is for exactly this question, so that it cannot be replayed or used for another call.
-    fn weigh(question: &Confirmation, answer: &Answer) -> Result<(), NoConsent> {
+    fn check_answer(question: &Confirmation, answer: &Answer) -> Result<(), NoConsent> {
         if answer.confirmation != question.id || answer.digest != question.digest {
             return Err(NoConsent::Mismatch);
         }
@@ -303,7 +303,11 @@ impl Consent {
 }
 
 /// Asks the tool which program it would start. A tool is foreign code, so a panic is an error of the call.
-async fn described(tool: &Registered, input: &Input, confinement: &Confinement) -> Result<Option<Program>, CallError> {
+async fn describe_program(
+    tool: &Registered,
+    input: &Input,
+    confinement: &Confinement,
+) -> Result<Option<Program>, CallError> {
     let asked = AssertUnwindSafe(async { tool.tool.program(input.value(), confinement).await }).catch_unwind();
     match asked.await {
         Ok(program) => program.map_err(|error| *error.error),

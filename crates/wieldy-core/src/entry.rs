@@ -111,7 +111,7 @@ impl Entry {
         let runs = matches!(self.flight.state(), CallState::Running { .. });
         let tool = self.tool.as_ref().ok().filter(|tool| runs && !tool.spec.annotations.repeatable())?;
         self.flight.keyed.get()?;
-        let error = CallError::left_alone();
+        let error = CallError::outcome_unknown();
         Some(ToolResult::failed(self.flight.id, tool.name.shared(), self.flight.opened_at, error))
     }
 

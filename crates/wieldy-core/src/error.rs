@@ -50,7 +50,7 @@ impl CallError {
     }
 
     /// Returns the error of a call with an idempotency key whose caller went away while it ran.
-    pub(crate) fn left_alone() -> Self {
+    pub(crate) fn outcome_unknown() -> Self {
         let message = "the call with this idempotency key was left alone while it ran, so what came of it is not known";
         Self::new(Code::OutcomeUnknown, message)
             .suggest("find out whether it had its effect; to run it again, use another key")

@@ -13,11 +13,12 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use crate::attempt::{self, Clock, Ready};
+use crate::attempt::{self, Ready};
 use crate::breaker::verdict;
 use crate::build::Inner;
 use crate::cache::{AnswerCache, CacheKey, IdempotencyGuard, InvalidationGuard, Leader, Lookup, time_left};
 use crate::call::{Call, ToolResult};
+use crate::clock::Clock;
 use crate::confirm::Consent;
 use crate::entry::{CLOSING_PATIENCE, Entry, Tally};
 use crate::error::{CallError, Code};
@@ -414,7 +415,7 @@ impl<'a> Walk<'a> {
         tokio::select! {
             biased;
             done = work => Ok(done),
-            error = flight.stopped() => Err(error),
+            error = flight.wait_until_cancelled() => Err(error),
             () = deadline => Err(Clock::Total.error(flight.opened.elapsed(), false)),
         }
     }

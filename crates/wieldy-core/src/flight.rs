@@ -238,7 +238,7 @@ impl Flight {
     }
 
     /// Waits until the call is cancelled, and returns the error that names the cause.
-    pub(crate) async fn stopped(&self) -> CallError {
+    pub(crate) async fn wait_until_cancelled(&self) -> CallError {
         self.stop().cancelled().await;
         self.cancelled().expect("a cause is set before the token is cancelled").error()
     }
@@ -477,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_that_are_over_are_remembered_by_the_number_of_their_events() {
+    fn finished_batches_are_remembered_up_to_a_number_of_events() {
         // Two calls allow eight events.
         let flights = Flights::new(2);
         let batches = [add_finished_batch(&flights, 3), add_finished_batch(&flights, 5)];

@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn an_argument_that_is_not_there_may_mean_anything() {
+    fn a_missing_path_argument_may_touch_everything() {
         let spec = ToolSpec::new("w", "").writes("path");
         assert!(Touches::of(&spec, &json!({})).conflicts(&reads("a")));
         let many = ToolSpec::new("w", "").writes("/target/paths");

@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_one_reading_only_is_corrected() {
+    fn values_with_one_possible_reading_are_corrected() {
         for (given, wanted) in [
             (json!({"lines": "5"}), json!({"lines": 5})),
             (json!({"lines": 5.0}), json!({"lines": 5})),
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_reading_or_two_is_reported_with_all_else() {
+    fn ambiguous_values_are_reported_with_all_other_violations() {
         assert_eq!(
             checked(
                 schema(),
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn a_violation_never_tells_the_value() {
+    fn a_violation_never_shows_the_value() {
         let message = checked(schema(), json!({"path": "a", "lines": "hunter2"})).expect_err("not a number");
         assert!(!message.contains("hunter2"), "{message}");
     }
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn large_arguments_that_do_not_fit_cost_no_more_than_looking_at_them() {
+    fn large_wrong_arguments_cost_no_more_than_reading_them() {
         let began = std::time::Instant::now();
         let message =
             checked(schema(), json!({"path": "a", "tags": vec![Value::Null; 300_000]})).expect_err("no numbers");
@@ -494,7 +494,7 @@ mod tests {
         }
 
         #[test]
-        fn what_was_checked_is_checked_again_unchanged(lines in proptest::option::of("[0-9]{1,3}"), deep in proptest::option::of("true|false|x")) {
+        fn checking_checked_arguments_again_changes_nothing(lines in proptest::option::of("[0-9]{1,3}"), deep in proptest::option::of("true|false|x")) {
             let mut arguments = json!({"path": "a"});
             if let Some(lines) = lines { arguments["lines"] = json!(lines); }
             if let Some(deep) = deep { arguments["deep"] = json!(deep); }

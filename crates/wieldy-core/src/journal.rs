@@ -27,7 +27,7 @@ pub trait Journal: Send + Sync + 'static {
 
     /// Waits until the event of this number, and every event before it, would survive a crash. An error means that
     /// the event cannot be made durable for now: it is accepted, and is written as soon as that is possible again.
-    fn kept(&self, seq: u64) -> BoxFuture<'_, Result<(), JournalError>> {
+    fn wait_until_stored(&self, seq: u64) -> BoxFuture<'_, Result<(), JournalError>> {
         let _ = seq;
         Box::pin(std::future::ready(Ok(())))
     }
@@ -74,7 +74,7 @@ pub enum Claimed {
 pub enum Receipt {
     /// The event would survive a crash.
     Kept,
-    /// The event is accepted; [`Journal::kept`] returns once the event of this number is durable.
+    /// The event is accepted; [`Journal::wait_until_stored`] returns once the event of this number is durable.
     Pending(u64),
     /// Like `Pending`, but the backlog of unwritten events is so long that every call must wait for it (backpressure).
     Behind(u64),
@@ -265,7 +265,7 @@ impl Recorder {
         match receipt {
             Receipt::Kept => Ok(()),
             Receipt::Refused(error) => Err(error),
-            Receipt::Pending(seq) | Receipt::Behind(seq) => self.journal.kept(seq).await,
+            Receipt::Pending(seq) | Receipt::Behind(seq) => self.journal.wait_until_stored(seq).await,
         }
     }
 

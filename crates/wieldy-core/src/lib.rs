@@ -77,6 +77,7 @@ mod rate;
 
 mod attempt;
 mod capture;
+mod clock;
 mod flight;
 mod run;
 
@@ -114,7 +115,7 @@ pub use futures_util::future::BoxFuture;
 
 pub use admit::{Limits, Slot};
 pub use artifact::{ArtifactId, ArtifactInfo, ArtifactMaker, ArtifactWriter, Artifacts, MemoryArtifacts};
-pub use attempt::{Backoff, DynamicTimeout, RetryIf, RetryPolicy, TIMEOUT_DEFAULT, TIMEOUT_MAX};
+pub use attempt::{Backoff, RetryIf, RetryPolicy};
 pub use batch::{Batch, BatchCall, BatchError, BatchMode, BatchResult, BatchSummary};
 pub use breaker::{BreakerPolicy, BreakerState};
 pub use build::ExecutorBuilder;
@@ -122,6 +123,7 @@ pub use call::{
     BatchId, Call, Caller, ConfirmationId, Content, ExecutionId, Held, Options, Priority, SandboxRef, Status, Timing,
     ToolResult,
 };
+pub use clock::{DynamicTimeout, TIMEOUT_DEFAULT, TIMEOUT_MAX};
 pub use confinement::{
     Command, Confinement, Feed, FileRules, Mount, Network, Place, ResourceLimits, SessionKey, Stdin, Terminal,
 };

@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_of_readers_are_told_in_plain_words() {
+    fn parser_messages_are_put_into_plain_words() {
         for (message, plain) in [
             ("unknown variant `lou`, expected one of `off`, `warn`", "`lou` is not one of `off`, `warn`"),
             ("unknown variant `xml`, expected `text` or `json`", "`xml` is not `text` or `json`"),

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_observer_that_waits_is_woken_by_what_comes_later() {
+    async fn a_waiting_observer_is_woken_by_the_next_event() {
         let owner = Arc::new(Owner(Log::default()));
         let observer = Observer::new(Arc::clone(&owner) as Source, false);
         let (seen, observer) = woken_by(observer, || owner.0.push(event(1))).await;
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_is_watched_from_the_first_wait_on() {
+    fn a_log_is_watched_from_the_first_waiting_observer_on() {
         let owner = Arc::new(Owner(Log::default()));
         owner.0.push(event(1));
         let mut observer = Observer::new(Arc::clone(&owner) as Source, false);

@@ -202,7 +202,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_call_comes_after_those_it_conflicts_with_and_what_they_came_after(
+        fn a_call_waits_for_all_earlier_conflicting_calls(
             calls in prop::collection::vec((some_paths(), some_paths()), 0..20)
         ) {
             let touches: Vec<Touches> = calls.iter().map(|(reads, writes)| touching(reads, writes)).collect();
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_waited_for_grows_with_the_calls_and_not_with_their_pairs() {
+    fn dependencies_grow_with_the_calls_and_not_with_their_pairs() {
         let count = 20_000;
         let paths: Vec<String> = (0..count).map(|number| format!("some/{}/{number}", number % 100)).collect();
         let write = |path: &str| touching(&[], &[path]);

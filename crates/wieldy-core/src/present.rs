@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn text_of_others_cannot_steer_the_terminal_or_pass_for_our_lines() {
+    fn untrusted_text_cannot_control_the_terminal_or_imitate_our_lines() {
         assert_eq!(shown("a\x1b[31mb\u{202e}c\r"), "a\\u{1b}[31mb\\u{202e}c\\r");
         assert_eq!(shown("one\nerror: two\n"), "one\n    error: two");
         assert_eq!(shown_in_line("one\ntwo\t\0é"), "one\\ntwo\\t\\u{0}é");

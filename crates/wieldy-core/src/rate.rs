@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn being_over_says_which_limit_and_how_long() {
+    async fn an_exceeded_rate_names_the_limit() {
         let rates = rates(RateKind::Quota, 1);
         let tool = ToolName::new("t").expect("a name");
         let caller = Caller::agent("a");
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn of_several_limits_that_refuse_the_longest_wait_is_told() {
+    async fn the_longest_wait_of_all_refusing_limits_is_reported() {
         let rate = |window| Rate {
             per: Per::Agent,
             tool: None,
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn keys_that_are_as_good_as_new_are_forgotten() {
+    async fn expired_keys_are_removed() {
         let rates = rates(RateKind::Rate, 2);
         let count = |range: std::ops::Range<u32>| range.map(|n| counted(&rates, &n.to_string())).all(|c| c.is_ok());
         assert!(count(0..10_000));

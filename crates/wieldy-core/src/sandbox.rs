@@ -433,7 +433,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_limit_that_was_passed_is_told_with_whose_it_is_and_what_each_used() {
+    fn an_exceeded_limit_names_its_owner_and_the_usage() {
         let error_of = |limit, allowed, used, session_used| Overrun { limit, allowed, used, session_used }.error();
         const MIB: u64 = 1 << 20;
         assert_eq!(

@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_fits_a_schema_that_turns_out_to_be_wrong_when_it_is_first_used() {
+    fn no_value_fits_a_schema_that_fails_on_first_use() {
         let schema = Schema::check(&json!({"type": "object", "required": 3})).expect("only its form was looked at");
         assert_eq!(fits(&schema, &json!({})), Ok(false));
         let errors = schema.within(Allowance::ON_WORKER, || schema.errors(&json!({})).len());
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn schemas_that_loop_are_refused_and_recursive_ones_are_not() {
+    fn endless_reference_loops_are_refused_and_recursive_schemas_are_not() {
         let looped = "lead back to themselves, so checking a value would never end";
         for schema in [
             json!({"$ref": "#"}),
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn schemas_that_double_are_refused_and_those_that_do_so_a_little_are_not() {
+    fn schemas_that_double_often_are_refused_and_rarely_are_not() {
         let doublings: [fn(Value) -> Value; 10] = [
             |next| json!({"allOf": [next, next]}),
             |next| json!({"anyOf": [next, next]}),
@@ -480,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_that_would_keep_a_pattern_busy_are_not_held_against_it() {
+    fn texts_that_cost_a_pattern_too_much_end_the_check() {
         let with = |pattern: &str| {
             Schema::compile(&json!({"properties": {"a": {"pattern": pattern}}})).expect("it can be compiled")
         };

@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_execute_is_protected_by_name_and_by_rule() {
+    fn executed_files_are_protected_by_name_and_by_rule() {
         let protects =
             |path: &str| rules().protects(Path::new("/w"), Path::new(path), |path| path == Path::new(".envrc"));
         for path in [

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::attempt::{Clocks, RetryPolicy};
+use crate::attempt::RetryPolicy;
 use crate::call::Call;
+use crate::clock::Clocks;
 use crate::confinement::{Confinement, ResourceLimits};
 use crate::error::{CallError, Code};
 use crate::executor::Executor;

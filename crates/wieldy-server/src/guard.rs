@@ -12,7 +12,7 @@ use axum::middleware::Next;
 use axum::response::Response;
 use wieldy_core::Caller;
 
-use crate::{HttpOptions, told};
+use crate::{HttpOptions, error_response};
 
 /// The hash of a secret that a caller must show, and the caller that it stands for.
 #[derive(Debug, Clone)]
@@ -29,7 +29,7 @@ impl Token {
 }
 
 /// The conditions that requests must fulfil.
-pub(crate) struct Guard {
+pub(crate) struct RequestGuard {
     options: HttpOptions,
     /// The host names that clients may use for this server. `None` accepts any: other machines reach it and no name is
     /// configured.
@@ -37,14 +37,14 @@ pub(crate) struct Guard {
 }
 
 /// The reason why a request is refused.
-enum Refused {
+enum Refusal {
     Host,
     Origin,
     NoToken,
     WrongToken,
 }
 
-impl Guard {
+impl RequestGuard {
     pub(crate) fn new(options: HttpOptions, address: SocketAddr) -> Self {
         let is_local = address.ip().is_loopback();
         let named = options.hosts.iter().map(|host| bare(host).to_ascii_lowercase());
@@ -54,18 +54,18 @@ impl Guard {
     }
 
     /// Returns the caller on whose behalf the request is made, or the reason to refuse it.
-    fn check(&self, uri: &Uri, headers: &HeaderMap) -> Result<Arc<Caller>, Refused> {
-        let host = self.host(uri, headers).ok_or(Refused::Host)?;
+    fn check(&self, uri: &Uri, headers: &HeaderMap) -> Result<Arc<Caller>, Refusal> {
+        let host = self.host(uri, headers).ok_or(Refusal::Host)?;
         if let Some(origin) = headers.get(header::ORIGIN)
             && !self.is_allowed(origin, &host)
         {
-            return Err(Refused::Origin);
+            return Err(Refusal::Origin);
         }
         if self.options.tokens.is_empty() {
             return Ok(Arc::clone(&self.options.open_to));
         }
-        let shown = headers.get(header::AUTHORIZATION).ok_or(Refused::NoToken)?;
-        let secret = bearer(shown).ok_or(Refused::WrongToken)?;
+        let shown = headers.get(header::AUTHORIZATION).ok_or(Refusal::NoToken)?;
+        let secret = bearer(shown).ok_or(Refusal::WrongToken)?;
         let hash = blake3::hash(secret);
         // All tokens are compared, each in constant time, so that the response time reveals nothing.
         let mut found = None;
@@ -74,7 +74,7 @@ impl Guard {
                 found = Some(&token.caller);
             }
         }
-        found.map(Arc::clone).ok_or(Refused::WrongToken)
+        found.map(Arc::clone).ok_or(Refusal::WrongToken)
     }
 
     /// Returns the host named by the request, if it is one of ours. A web page can make its own name resolve to this
@@ -114,11 +114,11 @@ fn bearer(header: &HeaderValue) -> Option<&[u8]> {
 }
 
 /// Lets a request pass with its caller and its whole body, or answers with a refusal.
-pub(crate) async fn pass(State(guard): State<Arc<Guard>>, mut request: Request, next: Next) -> Response {
+pub(crate) async fn pass(State(guard): State<Arc<RequestGuard>>, mut request: Request, next: Next) -> Response {
     let is_open = request.uri().path() == "/health";
     let caller = match guard.check(request.uri(), request.headers()) {
         Ok(caller) => Some(caller),
-        Err(Refused::NoToken | Refused::WrongToken) if is_open => None,
+        Err(Refusal::NoToken | Refusal::WrongToken) if is_open => None,
         Err(refused) => return refusal(&refused),
     };
     // The routes do not need the secret, so it is removed before they could leak it.
@@ -129,7 +129,7 @@ pub(crate) async fn pass(State(guard): State<Arc<Guard>>, mut request: Request, 
     let (parts, body) = request.into_parts();
     let options = &guard.options;
     let length = parts.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
-    let too_large = || told(StatusCode::PAYLOAD_TOO_LARGE, "the body is too large");
+    let too_large = || error_response(StatusCode::PAYLOAD_TOO_LARGE, "the body is too large");
     if length.is_some_and(|length: u64| length > options.body_bytes_max as u64) {
         return too_large();
     }
@@ -137,20 +137,20 @@ pub(crate) async fn pass(State(guard): State<Arc<Guard>>, mut request: Request, 
     match tokio::time::timeout(options.body_timeout, to_bytes(body, options.body_bytes_max)).await {
         Ok(Ok(body)) => next.run(Request::from_parts(parts, Body::from(body))).await,
         Ok(Err(_)) => too_large(),
-        Err(_) => told(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time"),
+        Err(_) => error_response(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time"),
     }
 }
 
-fn refusal(refused: &Refused) -> Response {
+fn refusal(refused: &Refusal) -> Response {
     let (code, message, challenge) = match refused {
-        Refused::Host => (StatusCode::FORBIDDEN, "this server is not known by that name", None),
-        Refused::Origin => (StatusCode::FORBIDDEN, "web pages from there may not call", None),
-        Refused::NoToken => (StatusCode::UNAUTHORIZED, "show a token as `Authorization: Bearer …`", Some("Bearer")),
-        Refused::WrongToken => {
+        Refusal::Host => (StatusCode::FORBIDDEN, "this server is not known by that name", None),
+        Refusal::Origin => (StatusCode::FORBIDDEN, "web pages from there may not call", None),
+        Refusal::NoToken => (StatusCode::UNAUTHORIZED, "show a token as `Authorization: Bearer …`", Some("Bearer")),
+        Refusal::WrongToken => {
             (StatusCode::UNAUTHORIZED, "the token is not known", Some("Bearer error=\"invalid_token\""))
         }
     };
-    let mut response = told(code, message);
+    let mut response = error_response(code, message);
     if let Some(challenge) = challenge {
         response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
     }

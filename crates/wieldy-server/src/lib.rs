@@ -26,7 +26,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use wieldy_core::Caller;
 
-use guard::Guard;
+use guard::RequestGuard;
 pub use guard::Token;
 
 /// The time that open connections have to end after everything else has ended.
@@ -104,8 +104,8 @@ impl HttpServer {
         let listener = TcpListener::bind(options.listen).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         let stopping = Arc::new(AtomicBool::new(false));
-        let told = Arc::clone(&stopping);
-        let routes = Router::new().route("/health", get(move || health(told.load(Ordering::Acquire))));
+        let error_response = Arc::clone(&stopping);
+        let routes = Router::new().route("/health", get(move || health(error_response.load(Ordering::Acquire))));
         Ok(Self { listener, address, options, routes, stopping })
     }
 
@@ -132,7 +132,7 @@ impl HttpServer {
         let options = self.options;
         let room = Arc::new(Semaphore::new(options.connections_max));
         let head_timeout = options.head_timeout;
-        let guard = Arc::new(Guard::new(options, self.address));
+        let guard = Arc::new(RequestGuard::new(options, self.address));
         let app = self.routes.fallback(not_found).layer(axum::middleware::from_fn_with_state(guard, guard::pass));
         let graceful = GracefulShutdown::new();
         tokio::pin!(stop);
@@ -191,10 +191,10 @@ async fn health(is_stopping: bool) -> Response {
 }
 
 async fn not_found() -> Result<Response, Infallible> {
-    Ok(told(StatusCode::NOT_FOUND, "there is nothing at this address"))
+    Ok(error_response(StatusCode::NOT_FOUND, "there is nothing at this address"))
 }
 
 /// Builds an error response that programs and people can read.
-fn told(code: StatusCode, message: &str) -> Response {
+fn error_response(code: StatusCode, message: &str) -> Response {
     (code, axum::Json(json!({"error": {"message": message}}))).into_response()
 }

@@ -178,7 +178,7 @@ impl Journal for StoreJournal {
         if is_backlogged { Receipt::Behind(event.seq) } else { Receipt::Pending(event.seq) }
     }
 
-    fn kept(&self, seq: u64) -> BoxFuture<'_, Result<(), JournalError>> {
+    fn wait_until_stored(&self, seq: u64) -> BoxFuture<'_, Result<(), JournalError>> {
         let mut queue = self.shared.lock();
         if queue.durable >= seq {
             return Box::pin(std::future::ready(Ok(())));
@@ -246,7 +246,7 @@ mod tests {
         shared.lock().accepted = 1;
         let journal =
             StoreJournal { shared, open: Mutex::default(), remembered: Mutex::default(), threads: Mutex::default() };
-        let waits = journal.kept(1);
+        let waits = journal.wait_until_stored(1);
         let theirs = Arc::clone(&journal.shared);
         let thread = std::thread::spawn(move || {
             let _guard = PanicGuard(&theirs);
@@ -255,7 +255,7 @@ mod tests {
         assert!(thread.join().is_err());
         let gone = gone();
         assert_eq!(waits.await, Err(gone.clone()));
-        assert_eq!(journal.kept(1).await, Err(gone.clone()));
+        assert_eq!(journal.wait_until_stored(1).await, Err(gone.clone()));
         assert_eq!(journal.failure(), Some(gone));
         assert!(journal.shared.lock().bytes > HELD_BYTES_MAX, "nothing more is taken");
     }

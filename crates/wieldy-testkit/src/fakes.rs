@@ -194,7 +194,7 @@ impl Journal for HangingJournal {
         Receipt::Pending(event.seq)
     }
 
-    fn kept(&self, _: u64) -> BoxFuture<'_, Result<(), JournalError>> {
+    fn wait_until_stored(&self, _: u64) -> BoxFuture<'_, Result<(), JournalError>> {
         Box::pin(std::future::pending())
     }
 

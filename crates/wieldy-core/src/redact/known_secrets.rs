@@ -283,7 +283,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn base64_is_what_others_write() {
+    fn base64_forms_match_the_standard_encoding() {
         let form = |text: &str, offset| base64(text.as_bytes(), offset, *b"+/");
         assert_eq!(form("foobar", 0), ("Zm9vYmFy".into(), Edges::default()));
         // `xfoobar` is `eGZvb2Jhcg==`, `xxfoobar` is `eHhmb29iYXI=`.
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_secret_is_cut_into_pieces_that_are_all_of_it() {
+    fn the_pieces_of_a_long_secret_add_up_to_it() {
         for length in [6, 511, 512, 513, 1025, 5000] {
             let secret = "é".repeat(length / 2);
             let pieces: Vec<_> = pieces(&secret).collect();

@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_without_secrets_are_not_copied_and_those_with_never_shown() {
+    fn arguments_without_secrets_are_borrowed_and_secrets_are_never_shown() {
         let plain = Redacted::from(json!({"path": "a", "pattern": "fn main"}));
         assert!(matches!(plain.value(), Cow::Borrowed(_)));
         let secret = Redacted::from(json!({"password": "canary"}));

@@ -357,7 +357,7 @@ mod tests {
     use crate::redact::text;
 
     #[test]
-    fn tokens_are_known_by_their_shape() {
+    fn tokens_are_recognized_by_their_shape() {
         let letters = "Ab1Cd2Ef3Gh4Ij5Kl6Mn7Op8Qr9St0Uv1Wx2Yz3";
         for begin in [
             "ghp_",
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn secrets_are_known_by_the_name_before_them() {
+    fn secrets_are_recognized_by_the_name_before_them() {
         for (given, shown) in [
             ("password=hunter2", "password=[redacted]"),
             ("DB_PASSWORD_PROD=hunter2 make", "DB_PASSWORD_PROD=[redacted] make"),
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn ordinary_texts_stay() {
+    fn ordinary_texts_are_not_redacted() {
         for given in [
             "max_tokens=5",
             "\"max_tokens\": 5",

@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn an_exact_stream_takes_out_what_is_hidden_and_leaves_what_only_looks_secret() {
+    fn an_exact_stream_removes_known_secrets_only() {
         crate::redact::hide("exactly-this-secret");
         let mut stream = StreamRedactor::exact();
         let pieces = [stream.push(b"--password hunter2 exactly-th"), stream.push(b"is-secret done"), stream.finish()];
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_after_the_rest_still_belongs_to_the_secret() {
+    fn text_after_a_finish_still_belongs_to_the_open_secret() {
         let mut stream = StreamRedactor::default();
         assert_eq!(stream.push(b"password='abc "), "password=");
         assert_eq!(stream.finish(), "'[redacted]");
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn characters_may_be_cut_and_need_not_be_any() {
+    fn split_and_invalid_characters_are_accepted() {
         let mut stream = StreamRedactor::default();
         let shown: String = "é 漢\n".bytes().chain([0xff, b' ', 0xe6]).map(|byte| stream.push(&[byte])).collect();
         assert_eq!(shown + &stream.finish(), "é 漢\n\u{fffd} \u{fffd}");

@@ -29,7 +29,7 @@ async fn clocks_may_be_set_to_for_ever() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_wants_to_be_left_alone_for_ever_is() {
+async fn an_endless_retry_delay_ends_the_call() {
     let world = World::new([Puppet::reading("t", Act::Busy(FOR_EVER))]);
     for deadline in [None, Some(60 * SECOND)] {
         let call = Call::new("t", json!({})).with(Options { deadline, ..Options::default() });

@@ -54,7 +54,7 @@ async fn a_tool_may_run_less_often_at_once_than_its_callers_may() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_that_waits_too_long_says_for_what() {
+async fn a_call_that_waits_too_long_names_the_limit() {
     let world = World::with([Puppet::reading("t", Act::Take(60 * SECOND))], |builder| builder.limits = limits(1, 10));
     let impatient = Options { queue_timeout: Some(SECOND), ..Options::default() };
     let (_, waited) = tokio::join!(
@@ -88,7 +88,7 @@ async fn more_than_may_wait_are_refused_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_more_urgent_goes_first_and_nobody_waits_for_ever() {
+async fn urgent_calls_go_first_and_no_call_waits_for_ever() {
     let order = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&order);
     let tool = wieldy_core::tool(ToolSpec::new("t", "").read_only(), move |args: serde_json::Value, _| {
@@ -129,7 +129,7 @@ async fn the_more_urgent_goes_first_and_nobody_waits_for_ever() {
 
 /// P-QTA-02.
 #[tokio::test(start_paused = true)]
-async fn slots_come_back_whatever_way_calls_end() {
+async fn slots_come_back_however_calls_end() {
     let tools = [
         Puppet::reading("ok", Act::Take(SECOND)),
         Puppet::writing("fail", Act::Fail(Code::ToolReportedError, true)),
@@ -168,7 +168,7 @@ async fn slots_come_back_whatever_way_calls_end() {
 
 /// P-QTA-03.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn however_many_start_at_the_same_moment_no_more_than_the_limit_run() {
+async fn no_more_calls_than_the_limit_run_at_once() {
     let (tool, strings) = Puppet::new(ToolSpec::new("t", ""), [Act::Take(Duration::from_millis(1))]);
     let world = World::with([tool], |builder| {
         builder.limits = Limits { queue_timeout: 3600 * SECOND, ..limits(4, 64) };
@@ -209,11 +209,11 @@ async fn a_tenant_that_floods_holds_up_no_other_however_many_agents_it_has() {
     };
     let (flood, slowest) = tokio::join!(join_all((0..200).map(|agent| by("loud", agent))), quiet);
     assert!(slowest <= 2 * SECOND, "it waits for the next slot and for nobody else: {slowest:?}");
-    let told = |result: &wieldy_core::ToolResult| result.error.as_ref().map(|error| error.message.clone());
-    assert_eq!(flood.iter().filter(|result| told(result).is_none()).count(), 103, "nor is the flood forgotten");
-    assert_eq!(told(&flood[199]).as_deref(), Some("all 4 slots of the executor are taken, and no more may wait"));
+    let message_of = |result: &wieldy_core::ToolResult| result.error.as_ref().map(|error| error.message.clone());
+    assert_eq!(flood.iter().filter(|result| message_of(result).is_none()).count(), 103, "nor is the flood forgotten");
+    assert_eq!(message_of(&flood[199]).as_deref(), Some("all 4 slots of the executor are taken, and no more may wait"));
     let gave_way = "all 4 slots of the executor are taken, and its place in the queue went to a tenant with fewer";
-    assert_eq!(told(&flood[103]).as_deref(), Some(gave_way), "the last in line");
+    assert_eq!(message_of(&flood[103]).as_deref(), Some(gave_way), "the last in line");
     world.check();
 }
 
@@ -273,7 +273,7 @@ async fn a_rate_limit_refuses_with_the_time_to_wait() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_tool_that_keeps_failing_is_left_alone() {
+async fn a_tool_that_keeps_failing_is_refused_for_a_while() {
     let mut acts = vec![Act::Fail(Code::TransportFailed, true); 3];
     acts.push(Act::Echo);
     let (tool, strings) = Puppet::new(ToolSpec::new("t", "").retry(RetryPolicy::NEVER), acts);

@@ -75,7 +75,7 @@ async fn retries_end_when_they_are_used_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_not_retryable_is_not_retried_unless_the_caller_says_so() {
+async fn a_permanent_error_is_retried_only_if_the_caller_says_so() {
     let (tool, strings) =
         Puppet::new(ToolSpec::new("t", "").read_only().retry(linear(2)), [Act::Fail(Code::InvalidInput, true)]);
     let world = World::new([tool]);
@@ -109,7 +109,7 @@ async fn a_call_that_may_have_had_an_effect_is_never_repeated() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_servers_wish_to_be_left_alone_is_honoured() {
+async fn the_retry_delay_of_a_server_is_honoured() {
     let (tool, _) =
         Puppet::new(ToolSpec::new("t", "").read_only().retry(linear(1)), [Act::Busy(20 * SECOND), Act::Echo]);
     let world = World::new([tool]);
@@ -157,7 +157,7 @@ async fn each_clock_ends_with_its_own_cause() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_run_printed_before_it_was_stopped_is_kept() {
+async fn output_before_a_stop_is_returned() {
     let world = World::new([Puppet::writing("t", Act::PrintAndWait("half of it"))]);
     let result = called(&world, Options { timeout: Some(SECOND), ..Options::default() }).await;
     assert_eq!((result.status, result.partial), (Status::Timeout, true));
@@ -182,9 +182,9 @@ async fn a_run_that_reached_a_limit_before_it_was_stopped_says_so() {
     let result = called(&world, Options { timeout: Some(SECOND), retries: Some(0), ..Options::default() }).await;
     let error = result.error.unwrap();
     assert_eq!((result.status, error.code), (Status::Timeout, Code::Timeout));
-    let told =
+    let message =
         "the run was stopped after 1.000 s, and the run passed its limit `processes`: it used 40, allowed are 40";
-    assert_eq!(error.message, told);
+    assert_eq!(error.message, message);
     let details = json!({"clock": "attempt", "after_ms": 1000.0, "limit": "processes", "allowed": 40, "used": 40});
     assert_eq!(json!(error.details), details);
 }
@@ -228,16 +228,16 @@ async fn absurd_options_are_refused_and_huge_ones_capped() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_breaks_the_tools_own_promise_is_an_error() {
+async fn an_answer_that_does_not_fit_the_output_schema_is_an_error() {
     let schema = json!({"type": "object", "properties": {"count": {"type": "integer"}}, "required": ["count"]});
     let spec = ToolSpec { output_schema: Some(schema), ..ToolSpec::new("t", "").read_only() };
     let (tool, _) = Puppet::new(spec, [Act::Give(json!({"count": 1})), Act::Give(json!({"count": "x"})), Act::Echo]);
     let world = World::new([tool]);
     assert!(called(&world, Options::default()).await.is_success());
-    for told in ["at `/count`: value is not of type \"integer\"", "at ``: value is not of type \"object\""] {
+    for message in ["at `/count`: value is not of type \"integer\"", "at ``: value is not of type \"object\""] {
         let error = called(&world, Options::default()).await.error.unwrap();
         assert_eq!(error.code, Code::OutputSchemaMismatch);
-        assert_eq!(error.message, format!("the tool's answer does not fit its output schema {told}"));
+        assert_eq!(error.message, format!("the tool's answer does not fit its output schema {message}"));
         assert!(error.suggestion.is_some_and(|advice| advice.starts_with("report it as a bug of the tool")));
     }
 }

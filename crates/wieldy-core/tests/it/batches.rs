@@ -153,7 +153,7 @@ async fn calls_wait_for_what_they_need_and_use_its_result() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_needs_a_failed_call_is_skipped_and_says_so() {
+async fn a_call_that_needs_a_failed_call_is_skipped_with_the_reason() {
     let notes = Notes::default();
     let world = world(&notes);
     let calls = [
@@ -164,13 +164,13 @@ async fn who_needs_a_failed_call_is_skipped_and_says_so() {
         call("e", "read", json!({"path": "e"})),
     ];
     let result = world.executor.batch(batch(calls)).await.unwrap();
-    let told: Vec<_> = result
+    let outcomes: Vec<_> = result
         .results
         .iter()
         .map(|result| (result.status, result.error.as_ref().map(|error| error.message.clone()).unwrap_or_default()))
         .collect();
     assert_eq!(
-        told,
+        outcomes,
         [
             (Status::Failed, "told to fail".to_owned()),
             (Status::Cancelled, "skipped: the call `a`, which it needs, ended as failed".to_owned()),
@@ -184,11 +184,11 @@ async fn who_needs_a_failed_call_is_skipped_and_says_so() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_batch_that_makes_no_sense_runs_nothing() {
+async fn an_invalid_batch_runs_nothing() {
     let notes = Notes::default();
     let world = world(&notes);
     let read = |id: &str| call(id, "read", json!({"path": id}));
-    for (calls, told) in [
+    for (calls, message) in [
         (vec![read("a"), read("a")], "two calls have the id `a`"),
         (
             vec![read("first"), after(read("b"), &["frist"])],
@@ -202,7 +202,7 @@ async fn a_batch_that_makes_no_sense_runs_nothing() {
         ),
     ] {
         let error = world.executor.batch(batch(calls)).await.unwrap_err();
-        assert_eq!((error.code, error.message.as_str()), (Code::ValidationFailed, told));
+        assert_eq!((error.code, error.message.as_str()), (Code::ValidationFailed, message));
     }
     assert_eq!(taken(&notes), Vec::<String>::new());
     let empty = world.executor.batch(batch([])).await.unwrap();
@@ -360,7 +360,7 @@ fn executor_that_cannot_write() -> Executor {
 }
 
 #[tokio::test(start_paused = true)]
-async fn those_that_run_are_looked_after_while_others_are_skipped() {
+async fn running_calls_are_polled_while_others_are_skipped() {
     let mut calls = vec![call("0", "fail", json!({}))];
     calls.extend((1..=100).map(|n| after(call(&n.to_string(), "write", json!({})), &[&(n - 1).to_string()])));
     let mut waiting = call("wait", "wait", json!({}));
@@ -401,7 +401,7 @@ async fn arguments_too_deep_to_be_walked_are_refused_in_a_batch_too() {
 async fn references_are_filled_in_no_further_than_arguments_may_be_large() {
     let world = World::new([Puppet::reading("t", Act::Echo)]);
     let made = call("a", "t", json!({"text": "x".repeat(50_000)}));
-    let told = "the arguments are too large: at most 16777216 bytes and 128 levels";
+    let message = "the arguments are too large: at most 16777216 bytes and 128 levels";
     for reference in [
         json!({"$result": "a"}),
         json!({"$result": "a", "pointer": "/content/0/text"}),
@@ -410,7 +410,7 @@ async fn references_are_filled_in_no_further_than_arguments_may_be_large() {
         let often = call("b", "t", json!({"use": vec![reference.clone(); 6000]}));
         let few = call("c", "t", json!({"use": vec![reference.clone(); 3]}));
         let result = world.executor.batch(batch([made.clone(), often, few])).await.unwrap();
-        assert_eq!(result.results[1].error.as_ref().map(|error| error.message.as_str()), Some(told), "{reference}");
+        assert_eq!(result.results[1].error.as_ref().map(|error| error.message.as_str()), Some(message), "{reference}");
         assert!(result.results[2].is_success(), "{reference}");
     }
     world.check();
@@ -424,9 +424,9 @@ async fn references_of_a_batch_are_bounded_in_all() {
     let many = (0..6).map(|number| call(&format!("b{number}"), "t", often.clone()));
     let calls: Vec<_> = std::iter::once(made).chain(many).collect();
     let result = world.executor.batch(batch(calls)).await.unwrap();
-    let told = "the references of this batch are too large: at most 67108864 bytes in all";
+    let message = "the references of this batch are too large: at most 67108864 bytes in all";
     let ends: Vec<_> =
         result.results.iter().map(|result| result.error.as_ref().map(|error| error.message.as_str())).collect();
-    assert_eq!(ends, [None, None, None, None, None, Some(told), Some(told)]);
+    assert_eq!(ends, [None, None, None, None, None, Some(message), Some(message)]);
     world.check();
 }

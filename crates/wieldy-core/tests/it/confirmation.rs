@@ -40,7 +40,7 @@ fn asked(
     (world, strings)
 }
 
-fn told(result: ToolResult) -> (Code, String) {
+fn code_and_cause(result: ToolResult) -> (Code, String) {
     let error = result.error.unwrap();
     (error.code, error.details["cause"].as_str().unwrap().to_owned())
 }
@@ -64,7 +64,7 @@ async fn a_refused_call_does_not_run() {
     let (world, strings) = asked(|question| Ok(question.refuse()), SECOND);
     let result = world.call("t", json!({})).await;
     assert_eq!((result.status, strings.runs()), (Status::PermissionDenied, 0));
-    assert_eq!(told(result), (Code::ConfirmationDenied, "refused".into()));
+    assert_eq!(code_and_cause(result), (Code::ConfirmationDenied, "refused".into()));
     insta::assert_snapshot!(world.tape(), @r#"
     tool.call.pending {"tool":"t"}
     tool.call.confirmation.requested {"reason":"the tool requires it","expires_in_ms":10000,"tool":"t"}
@@ -76,7 +76,7 @@ async fn a_refused_call_does_not_run() {
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_comes_too_late_is_no_consent() {
     let (world, strings) = asked(|question| Ok(question.approve()), 11 * SECOND);
-    assert_eq!(told(world.call("t", json!({})).await), (Code::ConfirmationDenied, "expired".into()));
+    assert_eq!(code_and_cause(world.call("t", json!({})).await), (Code::ConfirmationDenied, "expired".into()));
     assert_eq!(strings.runs(), 0);
     world.check();
 }
@@ -87,8 +87,16 @@ async fn an_approval_counts_once_and_only_for_what_was_seen() {
     let (world, strings) =
         asked(move |question| Ok(first.lock().unwrap().get_or_insert_with(|| question.approve()).clone()), SECOND);
     assert!(world.call("t", json!({"n": 1})).await.is_success());
-    assert_eq!(told(world.call("t", json!({"n": 1})).await), (Code::ConfirmationDenied, "mismatch".into()), "replayed");
-    assert_eq!(told(world.call("t", json!({"n": 2})).await), (Code::ConfirmationDenied, "mismatch".into()), "changed");
+    assert_eq!(
+        code_and_cause(world.call("t", json!({"n": 1})).await),
+        (Code::ConfirmationDenied, "mismatch".into()),
+        "replayed"
+    );
+    assert_eq!(
+        code_and_cause(world.call("t", json!({"n": 2})).await),
+        (Code::ConfirmationDenied, "mismatch".into()),
+        "changed"
+    );
     assert_eq!(strings.runs(), 1);
     world.check();
 }
@@ -123,11 +131,11 @@ async fn the_digest_covers_tool_arguments_and_terms() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_anybody_to_ask_the_call_says_that_it_needs_confirmation() {
+async fn without_a_confirmer_the_call_says_that_it_needs_confirmation() {
     let world = World::new([Puppet::new(ToolSpec::new("t", "").confirm(), [Act::Echo]).0]);
     let result = world.call("t", json!({})).await;
     assert_eq!(result.status, Status::RequiresConfirmation);
-    assert_eq!(told(result), (Code::ConfirmationRequired, "nobody_to_ask".into()));
+    assert_eq!(code_and_cause(result), (Code::ConfirmationRequired, "nobody_to_ask".into()));
     let plain = World::new([Puppet::reading("t", Act::Echo)]);
     let call = Call::new("t", json!({})).with(Options { require_confirmation: true, ..Options::default() });
     assert_eq!(plain.executor.call(call).await.status, Status::RequiresConfirmation, "the caller may want it too");
@@ -142,12 +150,12 @@ async fn approving_refusing_and_cancelling_at_once_gives_one_decision() {
         );
         let id = world.executor.spawn(Call::new("t", json!({})));
         tokio::time::sleep(Duration::from_millis(90 + round % 20)).await;
-        let told = world.executor.cancel(id, &wieldy_core::Caller::local());
+        let cancelled = world.executor.cancel(id, &wieldy_core::Caller::local());
         let result = world.executor.wait(id, &wieldy_core::Caller::local()).await.unwrap();
         let ran = strings.runs();
         match result.status {
             Status::Success => assert_eq!((ran, round % 2), (1, 0)),
-            Status::Cancelled => assert!(told == 1 && ran <= 1),
+            Status::Cancelled => assert!(cancelled == 1 && ran <= 1),
             Status::PermissionDenied => assert_eq!((ran, round % 2), (0, 1)),
             other => panic!("{other}"),
         }
@@ -166,10 +174,10 @@ async fn the_callers_deadline_holds_while_a_person_is_asked() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn somebody_who_panics_has_not_agreed() {
+async fn a_panicking_confirmer_has_not_agreed() {
     let (world, strings) = asked(|_| panic!("no idea"), SECOND);
     let result = world.call("t", json!({})).await;
-    assert_eq!((told(result), strings.runs()), ((Code::ConfirmationDenied, "failed".into()), 0));
+    assert_eq!((code_and_cause(result), strings.runs()), ((Code::ConfirmationDenied, "failed".into()), 0));
     world.check();
 }
 

@@ -25,7 +25,7 @@ async fn names(mut observer: wieldy_core::Observer) -> Vec<&'static str> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_observer_sees_everything_however_late_it_comes() {
+async fn a_late_observer_sees_all_events() {
     let world = World::new([Puppet::reading("t", Act::Tick(2, SECOND))]);
     let id = world.executor.spawn(Call::new("t", json!({})));
     let early = tokio::spawn(names(world.executor.observe(id, &Caller::local())));
@@ -40,14 +40,14 @@ async fn an_observer_sees_everything_however_late_it_comes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_is_known_by_its_tools_own_name_whatever_it_was_called() {
+async fn a_call_is_recorded_under_its_tools_own_name() {
     let world = World::new([Puppet::new(ToolSpec::new("Write", "").alias("WriteFile"), [Act::Echo]).0]);
     let wanted = Filter { tool: Some("Write".into()), ..Filter::default() };
     let mut subscription = world.executor.subscribe(wanted, 100);
     for name in ["Write", "WriteFile", "Missing"] {
         world.executor.call(Call::new(name, json!({}))).await;
     }
-    let told: Vec<_> = world
+    let names: Vec<_> = world
         .events()
         .iter()
         .filter_map(|event| match &event.body {
@@ -56,7 +56,7 @@ async fn a_call_is_known_by_its_tools_own_name_whatever_it_was_called() {
         })
         .collect();
     let pending = |tool: &str, called_as: Option<&str>| (Some(tool.into()), called_as.map(Into::into));
-    assert_eq!(told, [pending("Write", None), pending("Write", Some("WriteFile")), pending("Missing", None)]);
+    assert_eq!(names, [pending("Write", None), pending("Write", Some("WriteFile")), pending("Missing", None)]);
     let mut seen = 0;
     while let Some(Some(_)) = subscription.next().now_or_never() {
         seen += 1;
@@ -92,7 +92,7 @@ async fn an_observer_on_a_basic_plan_sees_the_bare_life_of_a_call() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_slow_observer_is_told_what_it_missed() {
+async fn a_slow_observer_learns_how_many_events_it_missed() {
     let world = World::new([Puppet::reading("t", Act::Tick(5000, Duration::from_millis(1)))]);
     let result = world.call("t", json!({})).await;
     let mut observer = world.executor.observe(result.execution_id, &Caller::local());
@@ -101,7 +101,7 @@ async fn a_slow_observer_is_told_what_it_missed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn subscribers_get_what_they_asked_for_and_know_what_they_lost() {
+async fn subscribers_get_matching_events_and_the_number_of_lost_ones() {
     let world = World::new([Puppet::reading("a", Act::Echo), Puppet::reading("b", Act::Echo)]);
     let filter = |prefix: &str| Filter { name_prefix: Some(prefix.into()), ..Filter::default() };
     let mut only_b = world.executor.subscribe(Filter { tool: Some("b".into()), ..Filter::default() }, 100);
@@ -130,7 +130,7 @@ async fn subscribers_get_what_they_asked_for_and_know_what_they_lost() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_loss_is_told_before_the_event_that_follows_it() {
+async fn a_loss_is_reported_before_the_next_event() {
     let world = World::new([Puppet::reading("a", Act::Echo)]);
     let filter = Filter { name_prefix: Some("tool.call.success".into()), ..Filter::default() };
     let mut slow = world.executor.subscribe(filter, 1);
@@ -167,7 +167,7 @@ async fn a_call_that_was_begun_may_become_a_task() {
 }
 
 #[test]
-fn whoever_waits_is_told_of_changes_of_the_tools() {
+fn waiting_clients_are_notified_of_tool_changes() {
     let world = World::new([Puppet::reading("one", Act::Echo)]);
     let registry = world.executor.registry();
     let (begin, changes) = (registry.generation(), registry.changes());
@@ -232,7 +232,7 @@ async fn cancelling_reaches_a_session_or_a_tenant_and_says_so() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cancelled_call_is_cancelled_however_quickly_its_tool_heeds_the_stop() {
+async fn a_cancelled_call_ends_as_cancelled_however_fast_its_tool_stops() {
     let world = World::new([Puppet::reading("t", Act::PrintAndWait("half"))]);
     let id = world.executor.spawn(Call::new("t", json!({})));
     tokio::time::sleep(SECOND).await;
@@ -243,7 +243,7 @@ async fn a_cancelled_call_is_cancelled_however_quickly_its_tool_heeds_the_stop()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stop_lets_calls_end_and_cancels_the_rest() {
+async fn a_shutdown_lets_calls_end_and_cancels_the_rest() {
     let world = World::new([Puppet::reading("short", Act::Take(SECOND)), Puppet::reading("long", Act::Hang)]);
     let short = world.executor.spawn(Call::new("short", json!({})));
     let long = world.executor.spawn(Call::new("long", json!({})));
@@ -295,7 +295,7 @@ async fn large_answers_go_to_an_artifact_and_their_head_and_tail_come_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn output_beyond_its_limit_is_counted_and_said_and_the_call_goes_well() {
+async fn output_beyond_its_limit_is_reported_and_the_call_succeeds() {
     // One tool prints its output, the other returns it.
     let print =
         wieldy_core::tool(ToolSpec::new("print", "").read_only(), |_: serde_json::Value, run: Run| async move {
@@ -310,7 +310,7 @@ async fn output_beyond_its_limit_is_counted_and_said_and_the_call_goes_well() {
     let world = World::with([Arc::new(print) as _, Arc::new(say) as _], |builder| builder.output_bytes_max = 10);
     let (head, store, me) = ("x".repeat(5), world.executor.artifacts(), Caller::local());
     for tool in ["print", "say"] {
-        for (limit, kept, told) in [
+        for (limit, kept, phrase) in [
             (None, 1000, "the whole is"),
             (Some(1000), 1000, "the whole is"),
             (Some(999), 999, "the first 999 of 1000 bytes are"),
@@ -322,7 +322,7 @@ async fn output_beyond_its_limit_is_counted_and_said_and_the_call_goes_well() {
             let id = result.artifact.unwrap();
             assert_eq!(
                 (result.status, result.partial, result.text()),
-                (Status::Success, true, format!("{head}\n… 990 of 1000 bytes left out; {told} {id} …\n{head}"))
+                (Status::Success, true, format!("{head}\n… 990 of 1000 bytes left out; {phrase} {id} …\n{head}"))
             );
             let info = store.describe(id, &me).unwrap();
             assert_eq!((info.kept_bytes, info.total_bytes), (kept, 1000));
@@ -353,7 +353,7 @@ async fn structured_content_that_is_too_large_goes_to_an_artifact_as_a_whole() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_not_text_and_too_large_goes_to_an_artifact_as_a_whole() {
+async fn large_media_go_to_an_artifact_as_a_whole() {
     let picture = |bytes: usize| Content::Image { data: "a".repeat(bytes), mime_type: "image/png".into() };
     let resource = |bytes: usize| Content::Resource { resource: json!({"uri": "a:b", "text": "a".repeat(bytes)}) };
     let large = 4 * 1024 * 1024 + 1;
@@ -369,8 +369,8 @@ async fn what_is_not_text_and_too_large_goes_to_an_artifact_as_a_whole() {
     assert_eq!(result.content[..2], blocks[..2], "what fits stays");
     let kept = world.executor.artifacts().read(id, &Caller::local(), 0, u64::MAX).unwrap();
     assert_eq!(kept, serde_json::to_vec(&blocks[2]).unwrap());
-    let told = Content::text(format!("… {} bytes of a resource left out; the whole is {id} …", kept.len()));
-    assert_eq!((&result.content[2], result.partial), (&told, true));
+    let note = Content::text(format!("… {} bytes of a resource left out; the whole is {id} …", kept.len()));
+    assert_eq!((&result.content[2], result.partial), (&note, true));
     let Content::Text { text } = &result.content[3] else { panic!("{:?}", result.content[3]) };
     assert!(text.starts_with("… 4194354 bytes of a picture left out; the whole is artifact:"), "{text}");
 }
@@ -394,7 +394,7 @@ async fn text_and_structured_content_that_are_too_large_get_an_artifact_each() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_artifact_store_that_panics_fails_the_call_and_nobody_else() {
+async fn a_panicking_artifact_store_fails_only_its_call() {
     struct Panicking;
     impl wieldy_core::Artifacts for Panicking {
         fn create(
@@ -497,8 +497,8 @@ async fn a_call_reaches_no_more_than_the_executor_grants() {
     assert_eq!(asked("none").await, "none");
     assert_eq!(asked("b.example").await, "b.example");
     for wider in ["open", "c.example", "a.example,c.example"] {
-        let told = format!("E3003: the network `{wider}` is wider than this executor's, `a.example,b.example`");
-        assert_eq!(asked(wider).await, told);
+        let message = format!("E3003: the network `{wider}` is wider than this executor's, `a.example,b.example`");
+        assert_eq!(asked(wider).await, message);
     }
 }
 
@@ -529,7 +529,7 @@ async fn an_event_on_the_wire_is_a_cloud_event() {
 }
 
 #[test]
-fn step_errors_become_call_errors_with_something_to_do() {
+fn step_errors_become_call_errors_with_a_suggestion() {
     let unknown = NotFound::Unknown { name: "x".into(), near: vec![], because: None, advice: None };
     assert_eq!(CallError::from(unknown).suggestion.as_deref(), Some("list the tools to see which there are"));
     let journal = CallError::from(JournalError("full".into()));
@@ -538,7 +538,7 @@ fn step_errors_become_call_errors_with_something_to_do() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stop_waits_for_calls_that_somebody_else_waits_for() {
+async fn a_shutdown_waits_for_calls_that_their_callers_drive() {
     let world = World::new([Puppet::writing("t", Act::Hang)]);
     let executor = world.executor.clone();
     tokio::spawn(async move { executor.call(Call::new("t", json!({}))).await });
@@ -548,7 +548,7 @@ async fn a_stop_waits_for_calls_that_somebody_else_waits_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stop_does_not_wait_for_ever_for_a_call_that_nobody_carries_on() {
+async fn a_shutdown_does_not_wait_for_ever_for_an_abandoned_call() {
     let world = World::new([Puppet::writing("t", Act::Hang)]);
     let mut left = Box::pin(world.call("t", json!({})));
     assert!(futures_util::poll!(&mut left).is_pending());
@@ -556,7 +556,7 @@ async fn a_stop_does_not_wait_for_ever_for_a_call_that_nobody_carries_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_run_that_talks_without_end_is_not_kept_whole_for_observers() {
+async fn endless_output_is_bounded_for_observers() {
     let chatty = wieldy_core::tool(
         ToolSpec::new("t", "").read_only(),
         |_: serde_json::Value, run: wieldy_core::Run| async move {
@@ -574,7 +574,7 @@ async fn a_run_that_talks_without_end_is_not_kept_whole_for_observers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn each_refusal_is_one_event_whether_it_is_told_at_once_or_at_the_end() {
+async fn each_denial_is_one_event_whether_reported_at_once_or_at_the_end() {
     struct Refusing;
     impl wieldy_core::Sandbox for Refusing {
         fn level(&self) -> Level {
@@ -617,13 +617,13 @@ async fn each_refusal_is_one_event_whether_it_is_told_at_once_or_at_the_end() {
     let result = world.call("sh", json!({})).await;
     assert_eq!((result.status, result.text().as_str()), (Status::Success, "between"));
     let events = world.events();
-    let told = events.iter().filter_map(|event| match &event.body {
+    let denials = events.iter().filter_map(|event| match &event.body {
         Body::SandboxViolation { sandbox, message } => Some((sandbox.as_str(), message.as_str())),
         Body::CallProgress { message: Some(message), .. } => Some(("", message.as_str())),
         _ => None,
     });
-    let told: Vec<_> = told.collect();
+    let denials: Vec<_> = denials.collect();
     let wanted = [("s", "file system: at-once: hidden"), ("s", "file system: at-the-end: hidden"), ("", "between")];
-    assert_eq!(told, wanted);
+    assert_eq!(denials, wanted);
     world.check();
 }

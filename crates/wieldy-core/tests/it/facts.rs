@@ -8,12 +8,12 @@ use wieldy_core::{Call, Caller, Outcome, SharedTool, ToolSpec, tool};
 use wieldy_testkit::{Act, Puppet, World};
 
 #[tokio::test(start_paused = true)]
-async fn the_calls_and_tasks_of_others_are_not_told() {
-    let told: SharedTool =
+async fn facts_never_show_calls_and_tasks_of_others() {
+    let facts: SharedTool =
         Arc::new(tool(ToolSpec::new("facts", "").read_only(), async |_: Value, run: wieldy_core::Run| {
             Ok(Outcome::default().structured(json!(run.facts())))
         }));
-    let world = World::new([told, Puppet::reading("slow", Act::Take(Duration::from_secs(100)))]);
+    let world = World::new([facts, Puppet::reading("slow", Act::Take(Duration::from_secs(100)))]);
     let ada = || Caller { tenant: Some("acme".into()), user: Some("ann".into()), ..Caller::agent("ada") };
     let id = world.executor.spawn(Call::new("slow", json!({})).by(ada()));
     tokio::time::sleep(Duration::from_secs(1)).await;

@@ -79,7 +79,7 @@ fn functions_as_models_apis_take_them_become_definitions() {
         {"name": "bare", "input_schema": {"type": "object"}}
     ]"#;
     let manifest = Manifest::from_json(wrapped).unwrap();
-    let told: Vec<_> = manifest
+    let summaries: Vec<_> = manifest
         .tools
         .iter()
         .map(|tool| {
@@ -92,7 +92,7 @@ fn functions_as_models_apis_take_them_become_definitions() {
         })
         .collect();
     assert_eq!(
-        told,
+        summaries,
         [
             ("search_code", "code", "oracle,librarian".into(), false),
             ("notify_self", "general", "oracle".into(), false),
@@ -103,9 +103,9 @@ fn functions_as_models_apis_take_them_become_definitions() {
 }
 
 #[test]
-fn every_mistake_is_told_with_its_place() {
+fn every_mistake_is_reported_with_its_place() {
     assert_eq!(problems("[[tool]]\nname = \"a\"\ndescription = \"\"\ncommand = [\"x\"]\ntiemout = 5\n").len(), 1);
-    for (text, told) in [
+    for (text, message) in [
         ("tool = 5", vec!["line 1: `tool` must be a list; write `[[tool]]`"]),
         ("[[tol]]\n", vec!["line 1: unknown field `tol`; did you mean `tool`?"]),
         ("[[tool]]\nname = ", vec!["line 2: string values must be quoted, expected literal string"]),
@@ -154,20 +154,20 @@ fn every_mistake_is_told_with_its_place() {
             ],
         ),
     ] {
-        assert_eq!(problems(text), told, "{text}");
+        assert_eq!(problems(text), message, "{text}");
     }
-    let told = |text: &str| Manifest::from_json(text).unwrap_err().to_string();
+    let error_of = |text: &str| Manifest::from_json(text).unwrap_err().to_string();
     assert_eq!(
-        told("{\n\"tools\": [\n{\"nme\": 1, \"description\": \"\", \"command\": [\"x\"]}]}"),
+        error_of("{\n\"tools\": [\n{\"nme\": 1, \"description\": \"\", \"command\": [\"x\"]}]}"),
         "line 3: unknown field `nme`; did you mean `name`?"
     );
     assert_eq!(
-        told("{\"tools\": [{\"name\": \"a\", \"comand\": 1, \"retris\": 1},\n{\"name\": \"b\"}]}"),
+        error_of("{\"tools\": [{\"name\": \"a\", \"comand\": 1, \"retris\": 1},\n{\"name\": \"b\"}]}"),
         "line 1: tool `a`: unknown field `comand`; did you mean `command`?\ntool `a`: unknown field `retris`; did you mean `retries`?\ntool `a`: `description` is missing\ntool `b`: `description` is missing\ntool `b`: `command` is missing"
     );
-    assert_eq!(told("5"), "neither `{\"tools\": […]}` nor a list of functions");
-    assert_eq!(told("[{\"function\": {}}]"), "tool `#1`: a function needs a `name`");
-    assert_eq!(told(&"[".repeat(10_000)), "line 1: recursion limit exceeded");
+    assert_eq!(error_of("5"), "neither `{\"tools\": […]}` nor a list of functions");
+    assert_eq!(error_of("[{\"function\": {}}]"), "tool `#1`: a function needs a `name`");
+    assert_eq!(error_of(&"[".repeat(10_000)), "line 1: recursion limit exceeded");
 }
 
 #[test]
@@ -175,7 +175,7 @@ fn no_mistake_of_a_tool_hides_another() {
     let name = |name: &str| {
         format!("tool `{name}`: a tool's name has only letters A-Z a-z, digits, `_` and `-`, not ' ' at position 2")
     };
-    for (text, told) in [
+    for (text, message) in [
         (
             "[[tool]]\nname = \"a b\"\ndescription = \"\"\ncommand = [\"x\"]\nretris = 1\nreads = [\"pth\"]\n",
             vec![
@@ -216,12 +216,13 @@ fn no_mistake_of_a_tool_hides_another() {
             vec!["line 6: tool `a`: `arguments`: must be a table, not the number `5`".into()],
         ),
     ] {
-        assert_eq!(problems(text), told, "{text}");
+        assert_eq!(problems(text), message, "{text}");
     }
     let in_json = r#"{"tools": [{"name": "a b", "command": ["x"], "retries": "x", "confirm": 1, "reads": ["pth"]}]}"#;
-    let told: Vec<String> = Manifest::from_json(in_json).unwrap_err().0.iter().map(ToString::to_string).collect();
+    let problems_of_json: Vec<String> =
+        Manifest::from_json(in_json).unwrap_err().0.iter().map(ToString::to_string).collect();
     assert_eq!(
-        told,
+        problems_of_json,
         [
             "line 1: tool `a b`: must be a whole number, not the text `x`".to_owned(),
             "tool `a b`: must be `true` or `false`, not the number `1`".into(),
@@ -232,9 +233,10 @@ fn no_mistake_of_a_tool_hides_another() {
     );
     let functions =
         r#"[{"name": "a b", "description": 5, "category": 5, "agent_scope": 5, "parameters": {"type": "object"}}]"#;
-    let told: Vec<String> = Manifest::from_json(functions).unwrap_err().0.iter().map(ToString::to_string).collect();
+    let problems_of_json: Vec<String> =
+        Manifest::from_json(functions).unwrap_err().0.iter().map(ToString::to_string).collect();
     assert_eq!(
-        told,
+        problems_of_json,
         [
             "tool `a b`: `description` must be a text".to_owned(),
             "tool `a b`: `category` must be a text".into(),

@@ -9,7 +9,7 @@ use wieldy_testkit::{Act, Puppet, World};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-fn kept() -> ToolSpec {
+fn cached_tool() -> ToolSpec {
     ToolSpec::new("read", "").read_only().reads("path").cache(10 * SECOND)
 }
 
@@ -19,7 +19,7 @@ fn path(path: &str) -> Value {
 
 #[tokio::test(start_paused = true)]
 async fn an_answer_is_given_again_until_it_expires() {
-    let (tool, strings) = Puppet::new(kept(), [Act::Echo]);
+    let (tool, strings) = Puppet::new(cached_tool(), [Act::Echo]);
     let world = World::new([tool]);
     let first = world.call("read", path("a")).await;
     let second = world.call("read", json!({"path": "a"})).await;
@@ -46,7 +46,7 @@ async fn an_answer_is_given_again_until_it_expires() {
 
 #[tokio::test(start_paused = true)]
 async fn an_answer_is_not_given_to_another_caller() {
-    let (tool, strings) = Puppet::new(kept(), [Act::Echo]);
+    let (tool, strings) = Puppet::new(cached_tool(), [Act::Echo]);
     let world = World::new([tool]);
     let callers = [
         Caller::agent("a"),
@@ -62,7 +62,7 @@ async fn an_answer_is_not_given_to_another_caller() {
 
 #[tokio::test(start_paused = true)]
 async fn calls_that_ask_the_same_at_once_share_one_run() {
-    let (tool, strings) = Puppet::new(kept(), [Act::Take(SECOND)]);
+    let (tool, strings) = Puppet::new(cached_tool(), [Act::Take(SECOND)]);
     let world = World::new([tool]);
     let results = join_all((0..50).map(|_| world.call("read", path("a")))).await;
     assert!(results.iter().all(|result| result.is_success()));
@@ -71,9 +71,9 @@ async fn calls_that_ask_the_same_at_once_share_one_run() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_shares_a_run_waits_no_longer_than_it_would_for_its_own() {
+async fn a_call_that_shares_a_run_waits_no_longer_than_for_its_own() {
     let hour = 3600 * SECOND;
-    let (read, reads) = Puppet::new(kept(), [Act::Take(hour)]);
+    let (read, reads) = Puppet::new(cached_tool(), [Act::Take(hour)]);
     let (pay, pays) = Puppet::new(ToolSpec::new("pay", ""), [Act::Take(hour)]);
     let world = World::new([read, pay]);
     for tool in ["read", "pay"] {
@@ -101,7 +101,7 @@ async fn who_shares_a_run_waits_no_longer_than_it_would_for_its_own() {
 
 #[tokio::test(start_paused = true)]
 async fn a_shared_run_that_is_cancelled_is_taken_over() {
-    let (tool, strings) = Puppet::new(kept(), [Act::Take(SECOND)]);
+    let (tool, strings) = Puppet::new(cached_tool(), [Act::Take(SECOND)]);
     let world = World::new([tool]);
     let leader = world.executor.spawn(Call::new("read", path("a")));
     tokio::task::yield_now().await;
@@ -115,8 +115,8 @@ async fn a_shared_run_that_is_cancelled_is_taken_over() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_write_spoils_what_was_read_of_the_same_thing_only() {
-    let (read, strings) = Puppet::new(kept(), [Act::Echo]);
+async fn a_write_invalidates_only_answers_about_the_same_path() {
+    let (read, strings) = Puppet::new(cached_tool(), [Act::Echo]);
     let (write, _) = Puppet::new(ToolSpec::new("write", "").writes("path"), [Act::Echo]);
     let world = World::new([read, write]);
     world.call("read", path("a/x")).await;
@@ -128,8 +128,8 @@ async fn a_write_spoils_what_was_read_of_the_same_thing_only() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn failures_are_not_kept() {
-    let (tool, strings) = Puppet::new(kept(), [Act::Fail(Code::ToolReportedError, true), Act::Echo]);
+async fn failures_are_not_cached() {
+    let (tool, strings) = Puppet::new(cached_tool(), [Act::Fail(Code::ToolReportedError, true), Act::Echo]);
     let world = World::new([tool]);
     assert!(!world.call("read", path("a")).await.is_success());
     assert!(world.call("read", path("a")).await.is_success());
@@ -207,8 +207,8 @@ async fn a_key_whose_caller_went_away_before_anything_ran_is_free_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_writer_that_was_left_alone_wrote_spoils_answers_too() {
-    let (read, reads) = Puppet::new(kept(), [Act::Take(SECOND)]);
+async fn an_abandoned_write_invalidates_answers_too() {
+    let (read, reads) = Puppet::new(cached_tool(), [Act::Take(SECOND)]);
     let (write, _) = Puppet::new(ToolSpec::new("write", "").writes("path"), [Act::Hang]);
     let world = World::new([read, write]);
     let writing = tokio::time::timeout(5 * SECOND, world.call("write", path("a")));
@@ -223,7 +223,7 @@ async fn what_a_writer_that_was_left_alone_wrote_spoils_answers_too() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn keys_are_kept_where_nothing_else_is() {
+async fn idempotency_keys_work_without_a_cache() {
     let (tool, strings) = Puppet::new(ToolSpec::new("pay", ""), [Act::Echo]);
     let world = World::with([tool], |builder| builder.cache_bytes_max = 0);
     for cached in [false, true] {

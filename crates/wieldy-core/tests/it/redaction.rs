@@ -254,7 +254,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_no_secret_comes_out_whole(text in benign(), cuts in cuts()) {
+    fn ordinary_text_comes_out_unchanged(text in benign(), cuts in cuts()) {
         prop_assert_eq!(&streamed(text.as_bytes(), 0..text.len(), &cuts), &text);
         let (mut stream, mut shown) = (StreamRedactor::default(), 0);
         for (number, bytes) in text.as_bytes().chunks(500).enumerate() {
@@ -268,7 +268,7 @@ proptest! {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_run_prints_is_shown_without_secrets_and_returned_with_them() {
+async fn output_is_shown_without_secrets_and_returned_with_them() {
     assert!(redact::hide("canary-of-a-run"));
     let print = tool(ToolSpec::new("print", "").read_only(), |arguments: Value, run| async move {
         run.output(Stream::Stdout, b"begin canary-");

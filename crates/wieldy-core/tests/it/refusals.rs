@@ -33,7 +33,7 @@ fn world_with_rules(rules: impl IntoIterator<Item = Rule>) -> World {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_unknown_tool_is_told_with_what_may_have_been_meant() {
+async fn an_unknown_tool_is_reported_with_similar_names() {
     let world = World::new([Puppet::reading("search", Act::Echo)]);
     let result = world.call("serach", json!({})).await;
     assert_eq!((result.status, &*result.provider), (Status::ValidationError, ""));
@@ -90,7 +90,7 @@ async fn the_strictest_check_wins_and_a_failing_one_denies() {
     let ask = || Rule("ask", |_| Ok(Decision::Ask { reason: "it is odd".into() }));
     let broken = || Rule("broken", |_| Err("no policy file".into()));
     let panicking = || Rule("panicking", |_| panic!("oops"));
-    for (rules, told) in [
+    for (rules, message) in [
         (vec![allow()], None),
         (vec![allow(), deny(), ask()], Some((Code::PermissionDenied, "denied by `no-fridays`: it is friday"))),
         (
@@ -105,7 +105,7 @@ async fn the_strictest_check_wins_and_a_failing_one_denies() {
     ] {
         let world = world_with_rules(rules);
         let error = world.call("t", json!({})).await.error;
-        assert_eq!(error.as_ref().map(|error| (error.code, error.message.as_str())), told);
+        assert_eq!(error.as_ref().map(|error| (error.code, error.message.as_str())), message);
         world.check();
     }
 }
@@ -139,7 +139,7 @@ async fn a_check_that_never_answers_denies() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_journal_that_never_answers_holds_up_no_caller_for_ever() {
+async fn a_hanging_journal_holds_up_no_caller_for_ever() {
     let executor = |durability| {
         let (tool, strings) = Puppet::new(ToolSpec::new("write", ""), [Act::Echo]);
         let mut builder = Executor::builder().tools([tool, Puppet::reading("read", Act::Echo)]);
@@ -170,7 +170,7 @@ async fn a_journal_that_never_answers_holds_up_no_caller_for_ever() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn checks_judge_exactly_what_will_run() {
+async fn checks_see_exactly_the_arguments_that_will_run() {
     let (tool, _) = Puppet::new(
         ToolSpec {
             input_schema: json!({"type": "object", "properties": {"n": {"type": "integer"}, "deep": {"default": true}}}),
@@ -235,7 +235,7 @@ async fn nothing_runs_when_the_journal_cannot_be_written() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_is_returned_even_if_its_record_cannot_be_kept() {
+async fn an_answer_is_returned_even_if_its_record_cannot_be_stored() {
     let journal = Arc::new(FailingJournal::default());
     let refusing = Arc::clone(&journal);
     let tool = wieldy_core::tool(ToolSpec::new("t", ""), move |_: Value, _| {
@@ -273,9 +273,9 @@ fn tools_cannot_hide_each_other() {
     let executor = Executor::builder().build().unwrap();
     let git = || Provider::Mcp("git".into());
     executor.register(from(Provider::Builtin, "read")).unwrap();
-    let told = executor.register(from(git(), "read")).unwrap_err().to_string();
+    let message = executor.register(from(git(), "read")).unwrap_err().to_string();
     assert_eq!(
-        told,
+        message,
         "`read` of mcp:git would hide the tool of builtin with the same name; give it another or a qualified one"
     );
     executor.register(from(git(), "git__status")).unwrap();

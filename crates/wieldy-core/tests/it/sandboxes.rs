@@ -100,7 +100,7 @@ async fn refused(world: &World, caller: Caller) -> Option<CallError> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_sandbox_is_for_the_agent_that_made_it_and_for_the_session_whose_it_is() {
+async fn a_sandbox_belongs_to_its_agent_and_its_session() {
     let world = world();
     let (mine, no_limits) = (caller("one", "a", None), ResourceLimits::default());
     let made = world.executor.create_sandbox(&mine, None, no_limits).await.unwrap().sandbox.id;
@@ -120,15 +120,15 @@ async fn a_sandbox_is_for_the_agent_that_made_it_and_for_the_session_whose_it_is
         let id = stranger.parent_sandbox.clone().unwrap().0;
         let made = world.executor.create_sandbox(&stranger, None, no_limits).await.unwrap_err();
         for error in [refused(&world, stranger.clone()).await.unwrap(), made] {
-            let told = format!("cannot make a sandbox: there is no sandbox `{id}`; it was destroyed, or never made");
-            assert_eq!((error.code, error.message), (Code::SandboxCreationFailed, told), "{stranger:?}");
+            let message = format!("cannot make a sandbox: there is no sandbox `{id}`; it was destroyed, or never made");
+            assert_eq!((error.code, error.message), (Code::SandboxCreationFailed, message), "{stranger:?}");
         }
     }
     world.check();
 }
 
 #[tokio::test(start_paused = true)]
-async fn whose_a_sandbox_was_is_forgotten_with_it() {
+async fn the_owner_of_a_destroyed_sandbox_is_forgotten() {
     let world = world();
     let mine = caller("one", "a", None);
     let id = world.executor.create_sandbox(&mine, None, ResourceLimits::default()).await.unwrap().sandbox.id;

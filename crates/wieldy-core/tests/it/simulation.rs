@@ -117,7 +117,7 @@ async fn simulate(seed: u64) {
 }
 
 #[test]
-fn whatever_happens_each_call_ends_once_and_no_slot_is_left() {
+fn each_call_ends_once_and_no_slot_leaks_under_random_failures() {
     let first: u64 = std::env::var("WIELDY_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
     for seed in first..first + 20 {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();

@@ -145,7 +145,7 @@ async fn trap_observers_that_never_end() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn trap_batch_children_nobody_can_cancel() {
+async fn trap_batch_children_that_cannot_be_cancelled() {
     let world = World::new([Puppet::reading("t", Act::Take(10 * SECOND))]);
     let calls = (0..3).map(|number| Call::new("t", json!({})).id(number.to_string()));
     let (batch, result) = world.executor.spawn_batch(Batch::new(calls));

@@ -50,7 +50,7 @@ async fn who_waits_while_it_closes_is_told_and_what_comes_then_is_refused() {
             for seq in 1.. {
                 match theirs.append(&event(seq)) {
                     Receipt::Refused(error) => return (seq - 1, error),
-                    _ if seq % 7 == 0 => drop(theirs.kept(seq).await),
+                    _ if seq % 7 == 0 => drop(theirs.wait_until_stored(seq).await),
                     _ => {}
                 }
             }
@@ -61,7 +61,7 @@ async fn who_waits_while_it_closes_is_told_and_what_comes_then_is_refused() {
         let told =
             tokio::time::timeout(Duration::from_secs(10), telling).await.expect("nobody waits for ever").unwrap();
         assert_eq!(told.1, JournalError("the journal is closed".into()));
-        assert_eq!(journal.kept(told.0).await, Ok(()), "what it took is there");
+        assert_eq!(journal.wait_until_stored(told.0).await, Ok(()), "what it took is there");
     }
     assert_eq!(store.verify(&[], None, &mut |_| {}).unwrap().problem, None);
 }

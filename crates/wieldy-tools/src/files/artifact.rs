@@ -66,7 +66,7 @@ impl Tool for GetArtifact {
     }
 
     async fn run(&self, args: GetArtifactArgs, run: &Run) -> Result<Outcome, RunError> {
-        let id = args.id.parse().map_err(told)?;
+        let id = args.id.parse().map_err(run_error)?;
         let run = run.clone();
         blocking(move || match &args.pattern {
             Some(pattern) => lines(&run, id, pattern, args.limit.get() as usize),
@@ -77,8 +77,8 @@ impl Tool for GetArtifact {
 }
 
 fn part(run: &Run, id: ArtifactId, offset: u64, length: u64) -> Result<Outcome, RunError> {
-    let info = run.artifacts().describe(id, run.caller()).map_err(told)?;
-    let bytes = run.artifacts().read(id, run.caller(), offset, length).map_err(told)?;
+    let info = run.artifacts().describe(id, run.caller()).map_err(run_error)?;
+    let bytes = run.artifacts().read(id, run.caller(), offset, length).map_err(run_error)?;
     let whole = whole_characters(&bytes);
     let next = offset + whole as u64;
     let more = next < info.kept_bytes;
@@ -116,7 +116,7 @@ fn whole_characters(bytes: &[u8]) -> usize {
 
 fn lines(run: &Run, id: ArtifactId, pattern: &str, limit: usize) -> Result<Outcome, RunError> {
     let pattern = super::pattern::regex(pattern)?;
-    let (found, cut) = grep(&**run.artifacts(), id, run.caller(), &pattern, limit).map_err(told)?;
+    let (found, cut) = grep(&**run.artifacts(), id, run.caller(), &pattern, limit).map_err(run_error)?;
     let mut lines: Vec<String> = found.iter().map(|found| format!("{}:{}", found.line, found.text)).collect();
     if lines.is_empty() {
         lines.push("no matches".to_owned());
@@ -131,7 +131,7 @@ fn lines(run: &Run, id: ArtifactId, pattern: &str, limit: usize) -> Result<Outco
     Ok(outcome)
 }
 
-pub(super) fn told(error: ArtifactError) -> RunError {
+pub(super) fn run_error(error: ArtifactError) -> RunError {
     let (code, message) = match &error {
         ArtifactError::BadId(_) => (Code::InvalidInput, error.to_string()),
         ArtifactError::NotFound(_) => (Code::FileNotFound, error.to_string()),

@@ -15,7 +15,7 @@ use wieldy_core::{Confinement, Outcome, Run, RunError, Tool, ToolSpec};
 use super::error::{FileError, blocking};
 use super::guard::Guard;
 use super::stale::{note_gone, refuse_stale};
-use super::workspace::{Folders, LastLink, Place, Workspace, open_plain_folder};
+use super::workspace::{FileLocation, LastLink, MissingFolders, Workspace, open_plain_folder};
 
 /// Maximum depth of a folder that is removed at once. Each level costs an open handle.
 const DEPTH_MAX: u32 = 100;
@@ -90,13 +90,15 @@ impl From<NotDeleted> for RunError {
 fn delete(workspace: &Workspace, args: &DeleteArgs, run: &Run) -> Result<Outcome, NotDeleted> {
     let guard = &workspace.guard(&run.confinement().files);
     let place = find(workspace, args, guard, run)?;
-    let _alone = workspace.writing(&place.key);
+    let _alone = workspace.lock_for_writing(&place.key);
     let name = Path::new(&place.name);
     let metadata = place.folder.symlink_metadata(name);
     let metadata = metadata.map_err(|source| FileError::io("look at", &place.key, source))?;
     let removed = if metadata.is_dir() {
         if args.recursive {
-            let real = workspace.real(&place.folder).map_or_else(|| place.key.clone().into(), |above| above.join(name));
+            let real = workspace
+                .current_path(&place.folder)
+                .map_or_else(|| place.key.clone().into(), |above| above.join(name));
             check_all(guard, &place.folder, name, &real, 0)?;
         }
         let mut removal = Removal { removed: 0, stop: run.stop() };
@@ -119,9 +121,9 @@ fn delete(workspace: &Workspace, args: &DeleteArgs, run: &Run) -> Result<Outcome
         .structured(json!({ "path": place.key, "removed": removed })))
 }
 
-fn find(workspace: &Workspace, args: &DeleteArgs, guard: &Guard<'_>, run: &Run) -> Result<Place, FileError> {
+fn find(workspace: &Workspace, args: &DeleteArgs, guard: &Guard<'_>, run: &Run) -> Result<FileLocation, FileError> {
     let given = workspace.given(&args.path)?;
-    let place = match workspace.place(&given, Folders::Demanded, LastLink::Itself, guard) {
+    let place = match workspace.locate(&given, MissingFolders::Refuse, LastLink::Itself, guard) {
         // A path without a last name is the root, or ends with `..`.
         Err(FileError::Kind { is: "a folder", .. }) => {
             return Err(FileError::refused(
@@ -135,7 +137,7 @@ fn find(workspace: &Workspace, args: &DeleteArgs, guard: &Guard<'_>, run: &Run) 
         if error.kind() == io::ErrorKind::NotFound {
             note_gone(workspace, run, &place.key);
         }
-        return Err(workspace.missing(guard, &given, FileError::io("delete", &given, error)));
+        return Err(workspace.suggest_near(guard, &given, FileError::io("delete", &given, error)));
     }
     Ok(place)
 }
@@ -165,7 +167,7 @@ struct Removal<'a> {
 }
 
 impl Removal<'_> {
-    fn folder(&mut self, place: &Place, recursive: bool) -> Result<(), FileError> {
+    fn folder(&mut self, place: &FileLocation, recursive: bool) -> Result<(), FileError> {
         let failed = |source| FileError::io("delete", &place.key, source);
         let name = Path::new(&place.name);
         match place.folder.remove_dir(name) {

@@ -8,10 +8,10 @@ use serde_json::json;
 use wieldy_core::{Confinement, Outcome, Run, RunError, Tool, ToolSpec};
 
 use super::error::{FileError, blocking};
-use super::replace::{NotReplaced, Replaced, replace};
+use super::replace::{ReplaceError, Replacement, replace};
 use super::stale::{note_gone, refuse_stale};
 use super::text::{self, Editable};
-use super::workspace::{Existing, FILE_BYTES_MAX, Folders, LastLink, Workspace};
+use super::workspace::{ExistingFile, FILE_BYTES_MAX, LastLink, MissingFolders, Workspace};
 use super::{diff, save};
 
 /// Maximum bytes of the similar text that is shown if the old text is not found.
@@ -70,11 +70,11 @@ impl Tool for Edit {
 fn edit(workspace: &Workspace, args: &EditArgs, run: &Run) -> Result<Outcome, FileError> {
     let given = workspace.given(&args.path)?;
     let guard = workspace.guard(&run.confinement().files);
-    let place = workspace.place(&given, Folders::Demanded, LastLink::Target, &guard)?;
-    let _alone = workspace.writing(&place.key);
+    let place = workspace.locate(&given, MissingFolders::Refuse, LastLink::Target, &guard)?;
+    let _alone = workspace.lock_for_writing(&place.key);
     let Some(existing) = place.existing()? else {
         note_gone(workspace, run, &place.key);
-        return Err(workspace.missing(&guard, &given, FileError::Missing { path: given.to_string(), near: None }));
+        return Err(workspace.suggest_near(&guard, &given, FileError::Missing { path: given.to_string(), near: None }));
     };
     refuse_stale(workspace, run, &place, existing.hash)?;
     let old = whole(&place.key, &existing)?;
@@ -88,7 +88,7 @@ fn edit(workspace: &Workspace, args: &EditArgs, run: &Run) -> Result<Outcome, Fi
         ));
     }
     let bytes_max = FILE_BYTES_MAX as usize;
-    let Replaced { text, count } = replace(&editable.text, &args.old, &args.new, args.replace_all, bytes_max)
+    let Replacement { text, count } = replace(&editable.text, &args.old, &args.new, args.replace_all, bytes_max)
         .map_err(|reason| refusal(&place.key, reason))?;
     editable.text = text;
     let content = editable.into_bytes();
@@ -110,7 +110,7 @@ fn edit(workspace: &Workspace, args: &EditArgs, run: &Run) -> Result<Outcome, Fi
     })))
 }
 
-fn whole<'a>(path: &str, existing: &'a Existing) -> Result<&'a [u8], FileError> {
+fn whole<'a>(path: &str, existing: &'a ExistingFile) -> Result<&'a [u8], FileError> {
     existing.content.as_deref().ok_or_else(|| FileError::TooLarge {
         path: path.to_owned(),
         bytes: existing.metadata.len(),
@@ -118,19 +118,19 @@ fn whole<'a>(path: &str, existing: &'a Existing) -> Result<&'a [u8], FileError> 
     })
 }
 
-fn refusal(path: &str, reason: NotReplaced) -> FileError {
+fn refusal(path: &str, reason: ReplaceError) -> FileError {
     match reason {
-        NotReplaced::Empty => {
+        ReplaceError::Empty => {
             FileError::refused("the old text is empty", "give the text to replace; to write a whole file, use `Write`")
         }
-        NotReplaced::Same => {
+        ReplaceError::Same => {
             FileError::refused("the old text and the new one are the same", "give a new text that differs")
         }
-        NotReplaced::Absent { near: None } => FileError::refused(
+        ReplaceError::Absent { near: None } => FileError::refused(
             format!("the old text does not occur in `{path}`"),
             "read the file and copy the text exactly, white space included",
         ),
-        NotReplaced::Absent { near: Some(near) } => FileError::refused(
+        ReplaceError::Absent { near: Some(near) } => FileError::refused(
             format!(
                 "the old text does not occur in `{path}`; line {} differs from it only in white space:\n{}",
                 near.line,
@@ -138,7 +138,7 @@ fn refusal(path: &str, reason: NotReplaced) -> FileError {
             ),
             "copy the text exactly as it stands there, white space included",
         ),
-        NotReplaced::Several { count, lines } => {
+        ReplaceError::Several { count, lines } => {
             let more = if lines.len() < count { ", …" } else { "" };
             let lines: Vec<String> = lines.iter().map(ToString::to_string).collect();
             FileError::refused(
@@ -146,7 +146,7 @@ fn refusal(path: &str, reason: NotReplaced) -> FileError {
                 "take in more of the surroundings of the place you mean, or set `replace_all`",
             )
         }
-        NotReplaced::TooLarge { bytes } => {
+        ReplaceError::TooLarge { bytes } => {
             FileError::TooLarge { path: path.to_owned(), bytes: bytes as u64, bytes_max: FILE_BYTES_MAX }
         }
     }

@@ -122,9 +122,9 @@ impl FileError {
             }
             Self::Denied { doing, path } => {
                 let user = rustix::process::geteuid().as_raw();
-                let closed = closed(doing, path);
+                let path = path_without_rights(doing, path);
                 return Some(format!(
-                    "do without it, or ask a person for the right: wieldy runs as user {user}, and `ls -ld '{closed}'` \
+                    "do without it, or ask a person for the right: wieldy runs as user {user}, and `ls -ld '{path}'` \
                      tells owner and mode"
                 ));
             }
@@ -138,7 +138,7 @@ impl FileError {
 }
 
 /// Returns the path that lacks the rights. Writing or deleting a file changes its folder, so then it is the folder.
-fn closed<'a>(doing: &str, path: &'a str) -> &'a str {
+fn path_without_rights<'a>(doing: &str, path: &'a str) -> &'a str {
     let folder = path.trim_end_matches('/').rsplit_once('/').map_or(".", |(folder, _)| folder);
     match doing {
         "write" | "delete" | "open the folder of" if folder.is_empty() => "/",
@@ -154,9 +154,9 @@ impl From<FileError> for RunError {
             FileError::Io { source, .. } => format!("{error}: {source}"),
             _ => error.to_string(),
         };
-        let mut told = CallError::new(error.code(), message);
-        told.suggestion = error.suggestion();
-        RunError::from(told).before_effect()
+        let mut call_error = CallError::new(error.code(), message);
+        call_error.suggestion = error.suggestion();
+        RunError::from(call_error).before_effect()
     }
 }
 
@@ -176,18 +176,18 @@ pub(crate) async fn blocking<T: Send + 'static, E: From<FileError> + Send + 'sta
 mod tests {
     use super::*;
 
-    fn told(number: Errno) -> (String, Option<String>) {
+    fn write_error(number: Errno) -> (String, Option<String>) {
         let error = FileError::io("write", "a.txt", io::Error::from(number));
         (error.to_string(), error.suggestion())
     }
 
     #[test]
-    fn a_read_only_file_system_is_told_apart_from_missing_rights() {
-        let (message, suggestion) = told(Errno::ROFS);
+    fn a_read_only_file_system_is_distinguished_from_missing_rights() {
+        let (message, suggestion) = write_error(Errno::ROFS);
         assert_eq!(message, "cannot write `a.txt`: it is on a read-only file system");
         let hint = "write to another folder; a person can mount this one so that it can be written to";
         assert_eq!(suggestion.as_deref(), Some(hint));
-        let (message, suggestion) = told(Errno::ACCESS);
+        let (message, suggestion) = write_error(Errno::ACCESS);
         assert_eq!(message, "the operating system does not let us write `a.txt`");
         let user = rustix::process::geteuid().as_raw();
         let hint = format!(
@@ -197,16 +197,16 @@ mod tests {
     }
 
     #[test]
-    fn missing_rights_are_looked_for_where_they_are_missing() {
+    fn the_hint_names_the_path_that_lacks_the_rights() {
         let found = [("write", "new"), ("write", "a/b/new"), ("delete", "/w/old"), ("delete", "/old"), ("read", "a/b")];
-        assert_eq!(found.map(|(doing, path)| closed(doing, path)), [".", "a/b", "/w", "/", "a/b"]);
+        assert_eq!(found.map(|(doing, path)| path_without_rights(doing, path)), [".", "a/b", "/w", "/", "a/b"]);
     }
 
     #[test]
-    fn a_closed_file_is_told_with_its_owner_and_mode() {
+    fn an_unreadable_file_is_reported_with_owner_and_mode() {
         let error = FileError::Closed { path: "s".into(), owner: 0, mode: 0o600 };
-        let told = "the operating system does not let us open `s`: it belongs to user 0 with mode 600";
-        assert_eq!(error.to_string(), told);
+        let message = "the operating system does not let us open `s`: it belongs to user 0 with mode 600";
+        assert_eq!(error.to_string(), message);
         let user = rustix::process::geteuid().as_raw();
         let hint = format!("do without it, or ask a person for the right: wieldy runs as user {user}");
         assert_eq!(error.suggestion(), Some(hint));

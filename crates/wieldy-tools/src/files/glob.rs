@@ -80,7 +80,7 @@ fn glob(workspace: &Workspace, args: &GlobArgs, run: &Run) -> Result<Outcome, Fi
     let given = workspace.given(&args.path)?;
     let options = WalkOptions { depth: u32::MAX, hidden: args.hidden, ignored: args.ignored };
     let guard = &workspace.guard(&run.confinement().files);
-    let base = workspace.key(&given).map_err(|error| workspace.missing(guard, &given, error))?;
+    let base = workspace.key(&given).map_err(|error| workspace.suggest_near(guard, &given, error))?;
     let mut walk = workspace.walk(&given, options, guard, run.stop())?;
     let mut found = walk.by_ref().filter(|entry| {
         let below = entry.path.strip_prefix(&base).unwrap_or(&entry.path);
@@ -90,7 +90,7 @@ fn glob(workspace: &Workspace, args: &GlobArgs, run: &Run) -> Result<Outcome, Fi
     let paths: Vec<String> =
         found.by_ref().take(limit).map(|entry| entry.path.to_string_lossy().into_owned()).collect();
     let more = paths.len() == limit && found.next().is_some();
-    let left_out = walk.left_out();
+    let left_out = walk.note_on_limits();
     let cut = more || left_out.is_some();
     let mut text = paths.join("\n");
     if paths.is_empty() {

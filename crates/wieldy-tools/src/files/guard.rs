@@ -50,7 +50,7 @@ impl Workspace {
 
     /// Returns the current path of an open file: since the lookup it may have been moved, or its path changed. Returns
     /// `None` if the kernel does not tell.
-    pub(crate) fn real(&self, opened: impl AsFd) -> Option<PathBuf> {
+    pub(crate) fn current_path(&self, opened: impl AsFd) -> Option<PathBuf> {
         let path = |opened: BorrowedFd<'_>| {
             let link = format!("/proc/self/fd/{}", opened.as_raw_fd());
             readlink(link, Vec::new()).ok().map(|path| PathBuf::from(OsString::from_vec(path.into_bytes())))
@@ -71,7 +71,7 @@ impl Guard<'_> {
     /// Refuses to show an open file, if the name under which it was opened or its current path is hidden.
     pub(crate) fn check_opened(&self, opened: impl AsFd, name: &Path) -> Result<(), FileError> {
         self.check_shown(name)?;
-        let Some(real) = self.workspace.real(opened) else { return Ok(()) };
+        let Some(real) = self.workspace.current_path(opened) else { return Ok(()) };
         let replaced = real.to_str().and_then(|real| real.strip_suffix(REPLACED)).map(Path::new);
         replaced.into_iter().chain([real.as_path()]).try_for_each(|path| self.check_shown(path))
     }
@@ -95,7 +95,7 @@ impl Guard<'_> {
     /// Returns true for an untouched placeholder of a sandbox, which the tools treat as a missing file. The path is
     /// relative to the root and has no symbolic links.
     pub(crate) fn is_placeholder(&self, path: &Path) -> bool {
-        self.rules.may_hold(self.workspace.path(), path) && is_as_made(self.workspace.root(), path)
+        self.rules.may_hold(self.workspace.path(), path) && is_unchanged_placeholder(self.workspace.root(), path)
     }
 
     /// Returns all names of a path: itself, and its name below a hidden or protected symbolic link.
@@ -147,14 +147,15 @@ impl Guard<'_> {
 }
 
 /// Returns true for a marked placeholder with unchanged content: a file with that content, or a folder of placeholders.
-fn is_as_made(folder: &Dir, path: &Path) -> bool {
+fn is_unchanged_placeholder(folder: &Dir, path: &Path) -> bool {
     let Ok(file) = open_plain(folder, path) else { return false };
     let mut content = [0; PLACEHOLDER_BYTES_MAX];
     let Ok(count) = fgetxattr(&file, PLACEHOLDER_MARK, &mut content) else { return false };
     if file.metadata().is_ok_and(|found| found.is_dir()) {
         let inside = open_plain_folder(folder, path).and_then(|inside| Ok((inside.entries()?, inside)));
         return inside.is_ok_and(|(mut entries, inside)| {
-            entries.all(|entry| entry.is_ok_and(|entry| is_as_made(&inside, Path::new(&entry.file_name()))))
+            entries
+                .all(|entry| entry.is_ok_and(|entry| is_unchanged_placeholder(&inside, Path::new(&entry.file_name()))))
         });
     }
     let mut found = Vec::new();

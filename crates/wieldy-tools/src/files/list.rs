@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use wieldy_core::{Confinement, Outcome, Run, RunError, Tool, ToolSpec};
 
 use super::error::{FileError, blocking};
-use super::walk::{Entry, WalkOptions};
+use super::walk::{WalkEntry, WalkOptions};
 use super::workspace::Workspace;
 
 const LIMIT_DEFAULT: NonZeroU32 = NonZeroU32::new(1000).expect("not zero");
@@ -91,7 +91,7 @@ fn list(workspace: &Workspace, args: &ListArgs, run: &Run) -> Result<Outcome, Fi
         entries.push(value);
     }
     let more = entries.len() == limit && walk.next().is_some();
-    let left_out = walk.left_out();
+    let left_out = walk.note_on_limits();
     let cut = more || left_out.is_some();
     if lines.is_empty() {
         lines.push(format!("`{given}` is empty, or all in it is hidden or ignored"));
@@ -107,7 +107,7 @@ fn list(workspace: &Workspace, args: &ListArgs, run: &Run) -> Result<Outcome, Fi
     Ok(outcome)
 }
 
-fn shown(entry: &Entry) -> (String, Value) {
+fn shown(entry: &WalkEntry) -> (String, Value) {
     let path = entry.path.to_string_lossy();
     if entry.file_type.is_dir() {
         return (format!("{path}/"), json!({ "path": path, "kind": "folder" }));

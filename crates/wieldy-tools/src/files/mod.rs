@@ -8,7 +8,7 @@ mod text;
 mod workspace;
 
 mod diff;
-mod found;
+mod matches;
 mod pattern;
 mod replace;
 mod save;

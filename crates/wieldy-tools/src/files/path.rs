@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_is_shown_without_what_means_nothing() {
+    fn a_path_is_shown_without_redundant_parts() {
         for (text, shown) in [
             ("a.txt", "a.txt"),
             ("./a//b/./c/", "a/b/c"),

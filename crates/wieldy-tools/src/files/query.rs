@@ -15,7 +15,7 @@ use wieldy_core::{ArtifactInfo, Confinement, Outcome, Run, RunError, Tool, ToolS
 
 use super::error::{FileError, blocking};
 use super::search::Stoppable;
-use super::walk::{Entry, WalkOptions};
+use super::walk::{WalkEntry, WalkOptions};
 use super::workspace::Workspace;
 use super::{glob, pattern, search};
 
@@ -84,7 +84,7 @@ impl Kind {
 
 /// A file, a folder or an artifact that meets the conditions.
 #[derive(Serialize)]
-struct Find {
+struct QueryHit {
     kind: Kind,
     path: String,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -155,7 +155,7 @@ fn files(
     args: &QueryVfsArgs,
     since: Option<Timestamp>,
     run: &Run,
-    finds: &mut Vec<Find>,
+    finds: &mut Vec<QueryHit>,
     notes: &mut Vec<String>,
 ) -> Result<(), FileError> {
     let wanted = args.glob.as_deref().map(glob::filter).transpose()?;
@@ -163,7 +163,7 @@ fn files(
     let given = workspace.given(&args.path)?;
     let options = WalkOptions { depth: u32::MAX, hidden: args.hidden, ignored: args.ignored };
     let guard = &workspace.guard(&run.confinement().files);
-    let base = workspace.key(&given).map_err(|error| workspace.missing(guard, &given, error))?;
+    let base = workspace.key(&given).map_err(|error| workspace.suggest_near(guard, &given, error))?;
     let mut walk = workspace.walk(&given, options, guard, run.stop())?;
     let mut unread = 0;
     for entry in walk.by_ref() {
@@ -184,22 +184,22 @@ fn files(
         }
         match &matcher {
             Some(_) if kind == Kind::Folder => continue,
-            Some(matcher) => match has_text(&entry, matcher, run) {
-                Some(true) => {}
-                Some(false) => continue,
-                None => {
+            Some(matcher) => match search_text(&entry, matcher, run) {
+                TextSearch::Found => {}
+                TextSearch::NotFound => continue,
+                TextSearch::Unreadable => {
                     unread += 1;
                     continue;
                 }
             },
             None => {}
         }
-        finds.push(Find { kind, path: entry.path.to_string_lossy().into_owned(), bytes, changed_at });
+        finds.push(QueryHit { kind, path: entry.path.to_string_lossy().into_owned(), bytes, changed_at });
         if finds.len() > args.limit.get() as usize {
             return Ok(());
         }
     }
-    notes.extend(walk.left_out());
+    notes.extend(walk.note_on_limits());
     if unread > 0 {
         notes.push(format!("{unread} files could not be searched"));
     }
@@ -211,7 +211,7 @@ fn artifacts(
     args: &QueryVfsArgs,
     since: Option<Timestamp>,
     run: &Run,
-    finds: &mut Vec<Find>,
+    finds: &mut Vec<QueryHit>,
     notes: &mut Vec<String>,
 ) -> Result<(), RunError> {
     // Artifacts belong to a workspace with a name, so without one the caller has none.
@@ -223,7 +223,7 @@ fn artifacts(
     });
     let pattern = pattern.transpose()?;
     let store = &**run.artifacts();
-    let own = store.list(run.caller(), &workspace, ARTIFACTS_MAX).map_err(super::artifact::told)?;
+    let own = store.list(run.caller(), &workspace, ARTIFACTS_MAX).map_err(super::artifact::run_error)?;
     if own.len() == ARTIFACTS_MAX {
         notes.push(format!("only the latest {ARTIFACTS_MAX} artifacts were looked at"));
     }
@@ -244,7 +244,7 @@ fn artifacts(
                 continue;
             }
         }
-        finds.push(Find { kind: Kind::Artifact, path, bytes: Some(kept_bytes), changed_at });
+        finds.push(QueryHit { kind: Kind::Artifact, path, bytes: Some(kept_bytes), changed_at });
         if finds.len() > args.limit.get() as usize {
             break;
         }
@@ -267,22 +267,32 @@ fn matcher(text: &str) -> Result<RegexMatcher, FileError> {
     pattern::line_matcher(text, &mut builder)
 }
 
-/// Returns true if a line of the file has the text, or `None` if the file cannot be read.
-fn has_text(entry: &Entry, matcher: &RegexMatcher, run: &Run) -> Option<bool> {
-    let file = entry.open().ok()?;
+/// The result of a search for the text in one file.
+enum TextSearch {
+    Found,
+    NotFound,
+    Unreadable,
+}
+
+/// Searches the lines of a file for the text.
+fn search_text(entry: &WalkEntry, matcher: &RegexMatcher, run: &Run) -> TextSearch {
     // The file may have been replaced by a pipe meanwhile.
-    file.metadata().ok().filter(cap_std::fs::Metadata::is_file)?;
+    let is_file = |file: &cap_std::fs::File| file.metadata().is_ok_and(|metadata| metadata.is_file());
+    let Some(file) = entry.open().ok().filter(is_file) else { return TextSearch::Unreadable };
     let mut is_found = false;
     let sink = Bytes(|_, _| {
         is_found = true;
         Ok(false)
     });
     let reader = Stoppable { reader: file, stop: run.stop() };
-    search::searcher(0).search_reader(matcher, reader, sink).ok()?;
-    Some(is_found)
+    match search::searcher(0).search_reader(matcher, reader, sink) {
+        Err(_) => TextSearch::Unreadable,
+        Ok(()) if is_found => TextSearch::Found,
+        Ok(()) => TextSearch::NotFound,
+    }
 }
 
-fn line(find: &Find) -> String {
+fn line(find: &QueryHit) -> String {
     let mut line = find.path.clone();
     if find.kind == Kind::Folder {
         line.push('/');

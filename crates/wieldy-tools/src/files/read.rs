@@ -12,7 +12,7 @@ use wieldy_core::{Confinement, Content, Outcome, Run, RunError, Tool, ToolSpec};
 use super::error::{FileError, blocking};
 use super::stale::note_gone;
 use super::text::{self, Decoded};
-use super::workspace::{Folders, LastLink, Workspace, read_whole};
+use super::workspace::{LastLink, MissingFolders, Workspace, read_whole};
 
 /// Maximum bytes of text in one answer. Further calls can read the rest.
 const TEXT_BYTES_MAX: usize = 64 * 1024;
@@ -70,7 +70,7 @@ fn read(workspace: &Workspace, args: &ReadArgs, run: &Run) -> Result<Outcome, Fi
     let guard = &workspace.guard(&run.confinement().files);
     let (mut file, _) = workspace.open_file(&given, guard).inspect_err(|error| {
         if matches!(error, FileError::Missing { .. })
-            && let Ok(place) = workspace.place(&given, Folders::Demanded, LastLink::Itself, guard)
+            && let Ok(place) = workspace.locate(&given, MissingFolders::Refuse, LastLink::Itself, guard)
         {
             note_gone(workspace, run, &place.key);
         }
@@ -79,7 +79,7 @@ fn read(workspace: &Workspace, args: &ReadArgs, run: &Run) -> Result<Outcome, Fi
     let Ok(decoded) = text::decode(&content, wanted) else {
         return Err(FileError::Binary { path: given.to_string(), bytes: content.len() });
     };
-    let part = Part::of(&decoded.text, args.from_line.map_or(1, NonZeroU32::get), args.lines.map(NonZeroU32::get));
+    let part = LineRange::of(&decoded.text, args.from_line.map_or(1, NonZeroU32::get), args.lines.map(NonZeroU32::get));
     let part = part.map_err(|total| {
         FileError::refused(format!("`{given}` has only {total} lines"), format!("give a `from_line` from 1 to {total}"))
     })?;
@@ -104,7 +104,7 @@ fn read(workspace: &Workspace, args: &ReadArgs, run: &Run) -> Result<Outcome, Fi
 }
 
 /// Returns notes on the text for facts that it does not show itself.
-fn notes(part: &Part<'_>, decoded: &Decoded<'_>) -> Vec<String> {
+fn notes(part: &LineRange<'_>, decoded: &Decoded<'_>) -> Vec<String> {
     let mut notes = Vec::new();
     if part.cut {
         let (last, next) = (part.from_line + part.lines.saturating_sub(1), part.from_line + part.lines);
@@ -133,7 +133,7 @@ fn encoding(label: &str) -> Result<&'static Encoding, FileError> {
 
 /// Some lines of a text.
 #[derive(Debug, PartialEq, Eq)]
-struct Part<'a> {
+struct LineRange<'a> {
     text: &'a str,
     from_line: usize,
     /// The number of whole lines.
@@ -143,7 +143,7 @@ struct Part<'a> {
     cut: bool,
 }
 
-impl<'a> Part<'a> {
+impl<'a> LineRange<'a> {
     /// Returns `lines` lines from `from_line` on. If `from_line` is after the last line, the error is the number of
     /// lines.
     fn of(text: &'a str, from_line: u32, lines: Option<u32>) -> Result<Self, usize> {
@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     fn part(text: &str, from_line: u32, lines: Option<u32>) -> Result<(&str, usize, usize, bool), usize> {
-        Part::of(text, from_line, lines).map(|part| (part.text, part.lines, part.total_lines, part.cut))
+        LineRange::of(text, from_line, lines).map(|part| (part.text, part.lines, part.total_lines, part.cut))
     }
 
     #[test]

@@ -4,20 +4,20 @@ use std::ops::ControlFlow;
 
 /// Text with replacements made.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Replaced {
+pub(crate) struct Replacement {
     pub(crate) text: String,
     pub(crate) count: usize,
 }
 
 /// The reason why nothing was replaced.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum NotReplaced {
+pub(crate) enum ReplaceError {
     /// The text to look for is empty.
     Empty,
     /// The old text and the new one are the same.
     Same,
     /// The text does not occur; `near` is similar text.
-    Absent { near: Option<Near> },
+    Absent { near: Option<SimilarText> },
     /// The text occurs several times: on these lines, of which only the first are listed.
     Several { count: usize, lines: Vec<usize> },
     /// The result would have this many bytes.
@@ -26,7 +26,7 @@ pub(crate) enum NotReplaced {
 
 /// Text that differs from the old text only in white space.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Near {
+pub(crate) struct SimilarText {
     /// Its first line, from 1.
     pub(crate) line: usize,
     pub(crate) text: String,
@@ -40,9 +40,15 @@ const LINES_SHOWN_MAX: usize = 20;
 /// Replaces `old` by `new`: its only occurrence or, with `all`, every one from the left without overlaps.
 ///
 /// If every line of the text ends in CRLF, a bare LF in `old` and `new` stands for CRLF: models drop the CR.
-pub(crate) fn replace(text: &str, old: &str, new: &str, all: bool, bytes_max: usize) -> Result<Replaced, NotReplaced> {
+pub(crate) fn replace(
+    text: &str,
+    old: &str,
+    new: &str,
+    all: bool,
+    bytes_max: usize,
+) -> Result<Replacement, ReplaceError> {
     if old.is_empty() {
-        return Err(NotReplaced::Empty);
+        return Err(ReplaceError::Empty);
     }
     if uses_crlf(text) {
         replace_exactly(text, &with_crlf(old), &with_crlf(new), all, bytes_max)
@@ -51,23 +57,23 @@ pub(crate) fn replace(text: &str, old: &str, new: &str, all: bool, bytes_max: us
     }
 }
 
-fn replace_exactly(text: &str, old: &str, new: &str, all: bool, bytes_max: usize) -> Result<Replaced, NotReplaced> {
+fn replace_exactly(text: &str, old: &str, new: &str, all: bool, bytes_max: usize) -> Result<Replacement, ReplaceError> {
     if old == new {
-        return Err(NotReplaced::Same);
+        return Err(ReplaceError::Same);
     }
     let count = text.matches(old).count();
     if count == 0 {
-        return Err(NotReplaced::Absent { near: near(text, old) });
+        return Err(ReplaceError::Absent { near: find_similar(text, old) });
     }
     if count > 1 && !all {
-        return Err(NotReplaced::Several { count, lines: lines_of(text, old) });
+        return Err(ReplaceError::Several { count, lines: lines_of(text, old) });
     }
     // Checked before the result is built: a short old text and a long new one could fill the memory.
     let bytes = text.len().saturating_add(count.saturating_mul(new.len())) - count * old.len();
     if bytes > bytes_max {
-        return Err(NotReplaced::TooLarge { bytes });
+        return Err(ReplaceError::TooLarge { bytes });
     }
-    Ok(Replaced { text: text.replace(old, new), count })
+    Ok(Replacement { text: text.replace(old, new), count })
 }
 
 fn uses_crlf(text: &str) -> bool {
@@ -92,7 +98,7 @@ fn lines_of(text: &str, old: &str) -> Vec<usize> {
 }
 
 /// Returns the first lines that equal `old` except for white space.
-fn near(text: &str, old: &str) -> Option<Near> {
+fn find_similar(text: &str, old: &str) -> Option<SimilarText> {
     let squeezed = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
     let wanted: Vec<String> = old.trim().lines().map(squeezed).collect();
     let first = wanted.first().filter(|line| !line.is_empty())?;
@@ -125,7 +131,7 @@ fn near(text: &str, old: &str) -> Option<Near> {
         ControlFlow::Break(Some(start))
     });
     let ControlFlow::Break(Some(start)) = start else { return None };
-    Some(Near { line: start + 1, text: lines[start..start + wanted.len()].join("\n") })
+    Some(SimilarText { line: start + 1, text: lines[start..start + wanted.len()].join("\n") })
 }
 
 #[cfg(test)]
@@ -133,56 +139,56 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn replaced(text: &str, old: &str, new: &str, all: bool) -> Result<Replaced, NotReplaced> {
+    fn replaced(text: &str, old: &str, new: &str, all: bool) -> Result<Replacement, ReplaceError> {
         replace(text, old, new, all, 100)
     }
 
-    fn done(text: &str, count: usize) -> Result<Replaced, NotReplaced> {
-        Ok(Replaced { text: text.into(), count })
+    fn replacement(text: &str, count: usize) -> Result<Replacement, ReplaceError> {
+        Ok(Replacement { text: text.into(), count })
     }
 
     #[test]
     fn one_place_is_replaced_and_several_only_on_demand() {
-        assert_eq!(replaced("a b c", "b", "x", false), done("a x c", 1));
-        assert_eq!(replaced("b\nb a\n\nb", "b", "x", true), done("x\nx a\n\nx", 3));
+        assert_eq!(replaced("a b c", "b", "x", false), replacement("a x c", 1));
+        assert_eq!(replaced("b\nb a\n\nb", "b", "x", true), replacement("x\nx a\n\nx", 3));
         assert_eq!(
             replaced("b\nb a\n\nb", "b", "x", false),
-            Err(NotReplaced::Several { count: 3, lines: vec![1, 2, 4] })
+            Err(ReplaceError::Several { count: 3, lines: vec![1, 2, 4] })
         );
-        assert_eq!(replaced("a", "", "x", true), Err(NotReplaced::Empty));
-        assert_eq!(replaced("a", "a", "a", true), Err(NotReplaced::Same));
-        assert_eq!(replaced(&"a".repeat(50), "a", "xyz", true), Err(NotReplaced::TooLarge { bytes: 150 }));
+        assert_eq!(replaced("a", "", "x", true), Err(ReplaceError::Empty));
+        assert_eq!(replaced("a", "a", "a", true), Err(ReplaceError::Same));
+        assert_eq!(replaced(&"a".repeat(50), "a", "xyz", true), Err(ReplaceError::TooLarge { bytes: 150 }));
     }
 
     #[test]
-    fn a_text_that_is_off_by_white_space_is_shown_where_it_stands() {
+    fn text_that_differs_only_in_white_space_is_shown_with_its_line() {
         let text = "fn main() {\n\tlet x = 1;\n\tlet y  = 2;\n}\n";
-        let near = Near { line: 2, text: "\tlet x = 1;\n\tlet y  = 2;".into() };
+        let near = SimilarText { line: 2, text: "\tlet x = 1;\n\tlet y  = 2;".into() };
         assert_eq!(
             replaced(text, "    let x = 1;\n    let y = 2;\n", "", false),
-            Err(NotReplaced::Absent { near: Some(near) })
+            Err(ReplaceError::Absent { near: Some(near) })
         );
-        assert_eq!(replaced(text, "let z = 3;", "", false), Err(NotReplaced::Absent { near: None }));
-        assert_eq!(replaced(text, " \n ", "", false), Err(NotReplaced::Absent { near: None }));
+        assert_eq!(replaced(text, "let z = 3;", "", false), Err(ReplaceError::Absent { near: None }));
+        assert_eq!(replaced(text, " \n ", "", false), Err(ReplaceError::Absent { near: None }));
     }
 
     #[test]
     fn line_ends_stay_what_they_are_in_the_whole_file() {
-        assert_eq!(replaced("a\r\nb\r\n", "a\nb", "x\ny", false), done("x\r\ny\r\n", 1));
-        assert_eq!(replaced("a\r\nb\r\n", "a\r\nb", "x\r\ny", false), done("x\r\ny\r\n", 1));
-        assert_eq!(replaced("a\r\nb\nc", "b\nc", "x\ny", false), done("a\r\nx\ny", 1), "mixed: taken literally");
-        assert_eq!(replaced("a\r\n", "\r\n", "\n", false), Err(NotReplaced::Same));
+        assert_eq!(replaced("a\r\nb\r\n", "a\nb", "x\ny", false), replacement("x\r\ny\r\n", 1));
+        assert_eq!(replaced("a\r\nb\r\n", "a\r\nb", "x\r\ny", false), replacement("x\r\ny\r\n", 1));
+        assert_eq!(replaced("a\r\nb\nc", "b\nc", "x\ny", false), replacement("a\r\nx\ny", 1), "mixed: taken literally");
+        assert_eq!(replaced("a\r\n", "\r\n", "\n", false), Err(ReplaceError::Same));
     }
 
     #[test]
-    fn what_comes_near_is_not_looked_for_for_ever() {
+    fn the_search_for_similar_text_is_bounded() {
         let (text, old) = ("a\n".repeat(100_000), format!("{}b", "a\n".repeat(5_000)));
-        assert_eq!(replace(&text, &old, "x", false, 100), Err(NotReplaced::Absent { near: None }));
+        assert_eq!(replace(&text, &old, "x", false, 100), Err(ReplaceError::Absent { near: None }));
     }
 
     proptest! {
         #[test]
-        fn replacing_all_is_what_the_standard_library_does(
+        fn replacing_all_agrees_with_the_standard_library(
             text in "[ab \r\n]{0,40}", old in "[ab\n]{1,3}", new in "[abé\n]{0,4}",
         ) {
             let (text, old, new) = (text.as_str(), old.as_str(), new.as_str());
@@ -192,8 +198,8 @@ mod tests {
                     prop_assert_eq!(result.text, text.replace(&plain_old, &plain_new));
                     prop_assert!(result.count > 0);
                 }
-                Err(NotReplaced::Same) => prop_assert_eq!(plain_old, plain_new),
-                Err(NotReplaced::Absent { .. }) => prop_assert!(!text.contains(&plain_old)),
+                Err(ReplaceError::Same) => prop_assert_eq!(plain_old, plain_new),
+                Err(ReplaceError::Absent { .. }) => prop_assert!(!text.contains(&plain_old)),
                 Err(other) => prop_assert!(false, "{:?}", other),
             }
         }

@@ -15,17 +15,17 @@ use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, RenameFlags, Uid};
 use rustix::io::Errno;
 
 use super::error::FileError;
-use super::workspace::{Existing, Place};
+use super::workspace::{ExistingFile, FileLocation};
 
 /// Writes `content` to `place`, which must still hold the file `replaces`, or nothing if that is `None`.
-pub(crate) fn save(place: &Place, content: &[u8], replaces: Option<&Existing>) -> Result<(), FileError> {
-    match save_by(Unnamed::stage, place, content, replaces) {
-        Err(SaveError::Io(error)) if unsupported(&error) => save_by(Temporary::stage, place, content, replaces),
+pub(crate) fn save(place: &FileLocation, content: &[u8], replaces: Option<&ExistingFile>) -> Result<(), FileError> {
+    match save_staged(UnnamedFile::stage, place, content, replaces) {
+        Err(SaveError::Io(error)) if unsupported(&error) => save_staged(TemporaryFile::stage, place, content, replaces),
         result => result,
     }
     .map_err(|error| match error {
         SaveError::Changed => FileError::Stale { path: place.key.clone() },
-        SaveError::Look(error) => error,
+        SaveError::ReadBack(error) => error,
         SaveError::Io(source) => FileError::io("write", &place.key, source),
     })
 }
@@ -33,7 +33,7 @@ pub(crate) fn save(place: &Place, content: &[u8], replaces: Option<&Existing>) -
 enum SaveError {
     /// The file changed after the caller read it.
     Changed,
-    Look(FileError),
+    ReadBack(FileError),
     Io(io::Error),
 }
 
@@ -44,37 +44,37 @@ impl From<io::Error> for SaveError {
 }
 
 /// Written content that is not yet visible at its place.
-trait Staged<'a>: Sized {
+trait StagedFile<'a>: Sized {
     fn file(&self) -> &File;
 
     /// Gives the content a temporary name in the folder of its future place.
-    fn named(self) -> io::Result<Temporary<'a>>;
+    fn into_named(self) -> io::Result<TemporaryFile<'a>>;
 }
 
-fn save_by<'a, S: Staged<'a>>(
+fn save_staged<'a, S: StagedFile<'a>>(
     stage: fn(&'a Dir) -> io::Result<S>,
-    place: &'a Place,
+    place: &'a FileLocation,
     content: &[u8],
-    replaces: Option<&Existing>,
+    replaces: Option<&ExistingFile>,
 ) -> Result<(), SaveError> {
     let staged = stage(&place.folder)?;
     let mut file = staged.file();
     file.write_all(content)?;
     if let Some(existing) = replaces {
-        take_after(file, existing)?;
+        copy_owner_and_mode(file, existing)?;
     }
     file.sync_all()?;
     // As late as possible: a change between this check and the rename below is not noticed.
     let expected: Option<Hash> = replaces.map(|existing| existing.hash);
-    if place.hash().map_err(SaveError::Look)? != expected {
+    if place.hash().map_err(SaveError::ReadBack)? != expected {
         return Err(SaveError::Changed);
     }
-    let temporary = staged.named()?;
-    temporary.become_file(Path::new(&place.name), replaces.is_some())
+    let temporary = staged.into_named()?;
+    temporary.rename_to(Path::new(&place.name), replaces.is_some())
 }
 
 /// Gives the new file the owner and the permissions of the old one.
-fn take_after(file: &File, existing: &Existing) -> io::Result<()> {
+fn copy_owner_and_mode(file: &File, existing: &ExistingFile) -> io::Result<()> {
     let (ours, theirs) = (file.metadata()?, &existing.metadata);
     if (ours.uid(), ours.gid()) != (theirs.uid(), theirs.gid()) {
         // Only the superuser may give files away. For others the file becomes their own.
@@ -85,12 +85,12 @@ fn take_after(file: &File, existing: &Existing) -> io::Result<()> {
 }
 
 /// A file without a name.
-struct Unnamed<'a> {
+struct UnnamedFile<'a> {
     folder: &'a Dir,
     file: File,
 }
 
-impl<'a> Unnamed<'a> {
+impl<'a> UnnamedFile<'a> {
     fn stage(folder: &'a Dir) -> io::Result<Self> {
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let file = rustix::fs::openat(folder, ".", flags, Mode::from_raw_mode(0o666))?;
@@ -98,38 +98,38 @@ impl<'a> Unnamed<'a> {
     }
 }
 
-impl<'a> Staged<'a> for Unnamed<'a> {
+impl<'a> StagedFile<'a> for UnnamedFile<'a> {
     fn file(&self) -> &File {
         &self.file
     }
 
-    fn named(self) -> io::Result<Temporary<'a>> {
+    fn into_named(self) -> io::Result<TemporaryFile<'a>> {
         let name = temporary_name();
         // Older kernels let only the superuser name a file by its handle alone; all let its owner do it through /proc.
         rustix::fs::linkat(&self.file, "", self.folder, &name, AtFlags::EMPTY_PATH).or_else(|_| {
             let own = format!("/proc/self/fd/{}", self.file.as_raw_fd());
             rustix::fs::linkat(CWD, own, self.folder, &name, AtFlags::SYMLINK_FOLLOW)
         })?;
-        Ok(Temporary { folder: self.folder, file: self.file, name, kept: false })
+        Ok(TemporaryFile { folder: self.folder, file: self.file, name, renamed: false })
     }
 }
 
 /// A file with a random temporary name; it is removed on drop.
-struct Temporary<'a> {
+struct TemporaryFile<'a> {
     folder: &'a Dir,
     file: File,
     name: String,
-    kept: bool,
+    renamed: bool,
 }
 
-impl<'a> Temporary<'a> {
+impl<'a> TemporaryFile<'a> {
     fn stage(folder: &'a Dir) -> io::Result<Self> {
         let name = temporary_name();
         let file = folder.open_with(&name, OpenOptions::new().write(true).create_new(true))?;
-        Ok(Self { folder, file, name, kept: false })
+        Ok(Self { folder, file, name, renamed: false })
     }
 
-    fn become_file(mut self, name: &Path, replace: bool) -> Result<(), SaveError> {
+    fn rename_to(mut self, name: &Path, replace: bool) -> Result<(), SaveError> {
         let flags = if replace { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
         match rustix::fs::renameat_with(self.folder, &self.name, self.folder, name, flags) {
             Ok(()) => {}
@@ -138,26 +138,26 @@ impl<'a> Temporary<'a> {
             Err(Errno::INVAL | Errno::NOSYS) => self.folder.rename(&self.name, self.folder, name)?,
             Err(error) => return Err(SaveError::Io(error.into())),
         }
-        self.kept = true;
+        self.renamed = true;
         // The file is in place. Syncing the folder, so that its entry survives a power cut too, is only an attempt.
         let _ = self.folder.try_clone().and_then(|folder| Dir::reopen_dir(&folder)?.into_std_file().sync_all());
         Ok(())
     }
 }
 
-impl<'a> Staged<'a> for Temporary<'a> {
+impl<'a> StagedFile<'a> for TemporaryFile<'a> {
     fn file(&self) -> &File {
         &self.file
     }
 
-    fn named(self) -> io::Result<Temporary<'a>> {
+    fn into_named(self) -> io::Result<TemporaryFile<'a>> {
         Ok(self)
     }
 }
 
-impl Drop for Temporary<'_> {
+impl Drop for TemporaryFile<'_> {
     fn drop(&mut self) {
-        if !self.kept {
+        if !self.renamed {
             let _ = self.folder.remove_file(&self.name);
         }
     }

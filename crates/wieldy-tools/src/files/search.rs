@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use wieldy_core::{Confinement, Outcome, Run, RunError, Tool, ToolSpec};
 
 use super::error::{FileError, blocking};
-use super::found::{FileSink, Findings};
+use super::matches::{FileSink, Matches};
 use super::walk::WalkOptions;
 use super::workspace::Workspace;
 use super::{glob, pattern};
@@ -116,7 +116,7 @@ fn search(workspace: &Workspace, args: &SearchArgs, run: &Run) -> Result<Outcome
         matcher,
         searcher: searcher(args.context),
         stop,
-        findings: Findings::new(args.limit.get() as usize),
+        matches: Matches::new(args.limit.get() as usize),
     };
     match workspace.open_file(&given, guard) {
         Ok((file, _)) => search.file(given.relative(), file),
@@ -131,18 +131,18 @@ fn search(workspace: &Workspace, args: &SearchArgs, run: &Run) -> Result<Outcome
                 }
                 match entry.open() {
                     Ok(file) if guard.check_shown(&entry.path).is_ok() => search.file(&entry.path, file),
-                    _ => search.findings.skipped += 1,
+                    _ => search.matches.skipped += 1,
                 }
-                if search.findings.enough() {
+                if search.matches.is_full() {
                     break;
                 }
             }
-            search.findings.left_out = walk.left_out();
+            search.matches.left_out = walk.note_on_limits();
         }
         Err(error) => return Err(error),
     }
-    search.findings.unfinished |= stop.is_cancelled();
-    Ok(search.findings.outcome())
+    search.matches.unfinished |= stop.is_cancelled();
+    Ok(search.matches.outcome())
 }
 
 /// One pattern, and its results in the files so far.
@@ -150,21 +150,21 @@ struct FileSearch<'a> {
     matcher: RegexMatcher,
     searcher: Searcher,
     stop: &'a CancellationToken,
-    findings: Findings,
+    matches: Matches,
 }
 
 impl FileSearch<'_> {
     fn file(&mut self, path: &Path, file: File) {
         // The file may have been replaced by a pipe since the folder was read.
         if !file.metadata().is_ok_and(|metadata| metadata.is_file()) {
-            self.findings.skipped += 1;
+            self.matches.skipped += 1;
             return;
         }
-        let mut sink = FileSink::new(&self.findings);
+        let mut sink = FileSink::new(&self.matches);
         let reader = Stoppable { reader: file, stop: self.stop };
         match self.searcher.search_reader(&self.matcher, reader, &mut sink) {
-            Ok(()) => self.findings.take(path, sink),
-            Err(_) => self.findings.skipped += 1,
+            Ok(()) => self.matches.add_file(path, sink),
+            Err(_) => self.matches.skipped += 1,
         }
     }
 }
@@ -215,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_that_is_being_searched_ends_when_the_run_must() {
+    fn a_search_in_a_file_stops_with_the_run() {
         let stop = CancellationToken::new();
         let mut reader = Stoppable { reader: io::repeat(b'x'), stop: &stop };
         assert!(reader.read(&mut [0; 9]).is_ok());

@@ -8,18 +8,18 @@ use lru::LruCache;
 use wieldy_core::{Caller, Run};
 
 use super::error::FileError;
-use super::workspace::{Place, Workspace};
+use super::workspace::{FileLocation, Workspace};
 
 /// Maximum number of recorded files. Beyond it, the least recently used ones are dropped, and count as never read.
 const FILES_MAX: NonZeroUsize = NonZeroUsize::new(10_000).expect("not zero");
 
 /// The content of files as sessions last saw it, by reading or writing.
 pub(crate) struct ReadLog {
-    seen: Mutex<LruCache<Key, Hash>>,
+    seen: Mutex<LruCache<FileKey, Hash>>,
 }
 
 /// A hash of a session and a file, so that an entry has the same size however long the names are.
-type Key = [u8; 32];
+type FileKey = [u8; 32];
 
 impl ReadLog {
     pub(crate) fn new() -> Self {
@@ -41,13 +41,13 @@ impl ReadLog {
         self.with(|seen| seen.pop(&key(caller, file)))
     }
 
-    fn with<T>(&self, look: impl FnOnce(&mut LruCache<Key, Hash>) -> T) -> T {
+    fn with<T>(&self, look: impl FnOnce(&mut LruCache<FileKey, Hash>) -> T) -> T {
         look(&mut self.seen.lock().expect("no code panics while it holds the log"))
     }
 }
 
 /// Returns the key of the caller's session or, without one, of its agent. Sessions of different tenants never mix.
-fn key(caller: &Caller, file: &str) -> Key {
+fn key(caller: &Caller, file: &str) -> FileKey {
     let mut hasher = Hasher::new();
     let (kind, name) = match &caller.session {
         Some(session) => ("session", session),
@@ -61,7 +61,12 @@ fn key(caller: &Caller, file: &str) -> Key {
 }
 
 /// Refuses to touch a file that has changed since the caller's session last saw it.
-pub(crate) fn refuse_stale(workspace: &Workspace, run: &Run, place: &Place, current: Hash) -> Result<(), FileError> {
+pub(crate) fn refuse_stale(
+    workspace: &Workspace,
+    run: &Run,
+    place: &FileLocation,
+    current: Hash,
+) -> Result<(), FileError> {
     match workspace.reads.seen(run.caller(), &place.key) {
         Some(seen) if seen != current => {
             run.source_stale(&place.key, &seen.to_string(), Some(&current.to_string()));
@@ -83,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sessions_remember_apart_and_the_log_is_bounded() {
+    fn sessions_have_separate_records_and_the_log_is_bounded() {
         let log = ReadLog::new();
         let ada = Caller { session: Some("1".into()), ..Caller::local() };
         let others = [

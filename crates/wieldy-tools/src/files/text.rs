@@ -39,12 +39,12 @@ pub(crate) fn is_binary(bytes: &[u8]) -> bool {
 #[derive(Debug, PartialEq)]
 pub(crate) struct Editable {
     pub(crate) text: String,
-    pub(crate) form: Form,
+    pub(crate) form: TextForm,
 }
 
 /// The form of text in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Form {
+pub(crate) enum TextForm {
     Utf8,
     Utf8WithMark,
     Utf16Little,
@@ -65,18 +65,18 @@ impl Editable {
             return Err(NotText);
         }
         if let Some(rest) = bytes.strip_prefix(MARK_LITTLE) {
-            return Ok(Self { text: wide(rest, u16::from_le_bytes)?, form: Form::Utf16Little });
+            return Ok(Self { text: wide(rest, u16::from_le_bytes)?, form: TextForm::Utf16Little });
         }
         if let Some(rest) = bytes.strip_prefix(MARK_BIG) {
-            return Ok(Self { text: wide(rest, u16::from_be_bytes)?, form: Form::Utf16Big });
+            return Ok(Self { text: wide(rest, u16::from_be_bytes)?, form: TextForm::Utf16Big });
         }
         let (rest, form) = match bytes.strip_prefix(MARK_UTF_8) {
-            Some(rest) => (rest, Form::Utf8WithMark),
-            None => (bytes, Form::Utf8),
+            Some(rest) => (rest, TextForm::Utf8WithMark),
+            None => (bytes, TextForm::Utf8),
         };
         Ok(match std::str::from_utf8(rest) {
             Ok(text) => Self { text: text.to_owned(), form },
-            Err(_) => Self { text: bytes.iter().copied().map(char::from).collect(), form: Form::Bytes },
+            Err(_) => Self { text: bytes.iter().copied().map(char::from).collect(), form: TextForm::Bytes },
         })
     }
 
@@ -84,13 +84,15 @@ impl Editable {
     pub(crate) fn into_bytes(self) -> Vec<u8> {
         let text = &self.text;
         match self.form {
-            Form::Utf8 => self.text.into_bytes(),
-            Form::Utf8WithMark => [MARK_UTF_8, text.as_bytes()].concat(),
-            Form::Utf16Little => {
+            TextForm::Utf8 => self.text.into_bytes(),
+            TextForm::Utf8WithMark => [MARK_UTF_8, text.as_bytes()].concat(),
+            TextForm::Utf16Little => {
                 MARK_LITTLE.iter().copied().chain(text.encode_utf16().flat_map(u16::to_le_bytes)).collect()
             }
-            Form::Utf16Big => MARK_BIG.iter().copied().chain(text.encode_utf16().flat_map(u16::to_be_bytes)).collect(),
-            Form::Bytes => text
+            TextForm::Utf16Big => {
+                MARK_BIG.iter().copied().chain(text.encode_utf16().flat_map(u16::to_be_bytes)).collect()
+            }
+            TextForm::Bytes => text
                 .chars()
                 .map(|character| u8::try_from(character).expect("only ASCII is put into text of this form"))
                 .collect(),
@@ -99,7 +101,7 @@ impl Editable {
 
     /// Returns true if `text` can be inserted without guessing the encoding.
     pub(crate) fn accepts(&self, text: &str) -> bool {
-        self.form != Form::Bytes || text.is_ascii()
+        self.form != TextForm::Bytes || text.is_ascii()
     }
 }
 
@@ -143,7 +145,7 @@ mod tests {
         assert_eq!(Editable::of(b"\xFF\xFE\x00\xD8"), Err(NotText), "half a pair");
         assert_eq!(Editable::of(b"\xFF\xFEa"), Err(NotText), "half a unit");
         let bytes = Editable::of(b"h\xE4").expect("of an unknown encoding");
-        assert_eq!((bytes.form, bytes.accepts("ok"), bytes.accepts("ä")), (Form::Bytes, true, false));
+        assert_eq!((bytes.form, bytes.accepts("ok"), bytes.accepts("ä")), (TextForm::Bytes, true, false));
     }
 
     #[test]
@@ -153,7 +155,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_is_editable_comes_back_byte_for_byte(bytes in proptest::collection::vec(any::<u8>(), 0..64), mark in 0..4_usize) {
+        fn editable_text_is_written_back_byte_for_byte(bytes in proptest::collection::vec(any::<u8>(), 0..64), mark in 0..4_usize) {
             let mark = [&b""[..], MARK_UTF_8, MARK_LITTLE, MARK_BIG][mark];
             let bytes = [mark, bytes.as_slice()].concat();
             if let Ok(editable) = Editable::of(&bytes) {

@@ -39,7 +39,7 @@ pub(crate) struct WalkOptions {
 }
 
 /// An entry of a folder in the workspace.
-pub(crate) struct Entry {
+pub(crate) struct WalkEntry {
     /// The path from the root.
     pub(crate) path: PathBuf,
     pub(crate) file_type: FileType,
@@ -47,7 +47,7 @@ pub(crate) struct Entry {
     name: OsString,
 }
 
-impl Entry {
+impl WalkEntry {
     /// Opens the file for reading, unless it has become a symbolic link.
     pub(crate) fn open(&self) -> io::Result<File> {
         open_plain(&self.folder, Path::new(&self.name))
@@ -65,7 +65,7 @@ impl Entry {
 }
 
 /// A walk over all entries below a folder, each folder before its contents, names in order.
-pub(crate) struct Walk<'a> {
+pub(crate) struct FolderWalk<'a> {
     options: WalkOptions,
     guard: &'a Guard<'a>,
     stop: &'a CancellationToken,
@@ -81,11 +81,11 @@ pub(crate) struct Walk<'a> {
 struct Frame {
     path: PathBuf,
     folder: Arc<Dir>,
-    rules: Arc<Rules>,
+    rules: Arc<IgnoreRules>,
     names: std::vec::IntoIter<(OsString, FileType)>,
 }
 
-impl<'a> Walk<'a> {
+impl<'a> FolderWalk<'a> {
     /// Starts a walk through the folder at `path`. `root` is the workspace's root, whose rules apply to everything
     /// below.
     pub(crate) fn new(
@@ -97,27 +97,27 @@ impl<'a> Walk<'a> {
         stop: &'a CancellationToken,
     ) -> io::Result<Self> {
         let mut walk = Self { options, guard, stop, frames: Vec::new(), seen: 0, cut: false, too_deep: false };
-        let rules = if options.ignored { Arc::default() } else { Rules::above(root, path) };
+        let rules = if options.ignored { Arc::default() } else { IgnoreRules::above(root, path) };
         let frame = walk.enter(path.to_owned(), folder, rules)?;
         walk.frames.push(frame);
         Ok(walk)
     }
 
     /// Returns a note on the limit that kept the walk from showing everything, if one did.
-    pub(crate) fn left_out(&self) -> Option<String> {
+    pub(crate) fn note_on_limits(&self) -> Option<String> {
         if self.stop.is_cancelled() {
             Some("the call was stopped before all folders were read".to_owned())
         } else if self.cut {
             Some(format!("only the first {ENTRIES_MAX} files and folders were looked at; give a `path` further down"))
         } else if self.too_deep {
-            let told = "folders more than {} levels down were left out; give a `path` further down to look there";
-            Some(told.replace("{}", &DEPTH_MAX.to_string()))
+            let note = "folders more than {} levels down were left out; give a `path` further down to look there";
+            Some(note.replace("{}", &DEPTH_MAX.to_string()))
         } else {
             None
         }
     }
 
-    fn enter(&mut self, path: PathBuf, folder: Dir, above: Arc<Rules>) -> io::Result<Frame> {
+    fn enter(&mut self, path: PathBuf, folder: Dir, above: Arc<IgnoreRules>) -> io::Result<Frame> {
         let mut names = Vec::new();
         for entry in folder.entries()? {
             self.seen += 1;
@@ -133,25 +133,25 @@ impl<'a> Walk<'a> {
             }
         }
         names.sort_unstable_by(|one, other| one.0.cmp(&other.0));
-        let rules = if self.options.ignored { above } else { Rules::of(&folder, &path, above) };
+        let rules = if self.options.ignored { above } else { IgnoreRules::of(&folder, &path, above) };
         Ok(Frame { path, folder: Arc::new(folder), rules, names: names.into_iter() })
     }
 
-    fn shows(&self, rules: &Rules, path: &Path, name: &OsString, file_type: FileType) -> bool {
+    fn shows(&self, rules: &IgnoreRules, path: &Path, name: &OsString, file_type: FileType) -> bool {
         let hidden = name.as_encoded_bytes().starts_with(b".");
         match rules.matched(path, file_type.is_dir()) {
-            Some(Verdict::Ignored) => false,
-            Some(Verdict::Wanted) => true,
+            Some(IgnoreVerdict::Ignored) => false,
+            Some(IgnoreVerdict::Wanted) => true,
             // A caller that asks for hidden files does not want the contents of `.git`.
             None => !hidden || (self.options.hidden && (self.options.ignored || name != ".git")),
         }
     }
 }
 
-impl Iterator for Walk<'_> {
-    type Item = Entry;
+impl Iterator for FolderWalk<'_> {
+    type Item = WalkEntry;
 
-    fn next(&mut self) -> Option<Entry> {
+    fn next(&mut self) -> Option<WalkEntry> {
         loop {
             if self.cut || self.stop.is_cancelled() {
                 self.cut |= !self.frames.is_empty();
@@ -178,27 +178,27 @@ impl Iterator for Walk<'_> {
                     self.frames.push(frame);
                 }
             }
-            return Some(Entry { path, file_type, folder, name });
+            return Some(WalkEntry { path, file_type, folder, name });
         }
     }
 }
 
 /// The rules of a folder and of its parents. The nearest rule that matches decides.
 #[derive(Default)]
-struct Rules {
+struct IgnoreRules {
     path: PathBuf,
     own: Vec<Gitignore>,
-    above: Option<Arc<Rules>>,
+    above: Option<Arc<IgnoreRules>>,
     /// The size of the rules, including those of the parents.
     bytes: usize,
 }
 
-enum Verdict {
+enum IgnoreVerdict {
     Ignored,
     Wanted,
 }
 
-impl Rules {
+impl IgnoreRules {
     /// Returns the rules of the workspace's root and of the folders between it and `path`.
     fn above(root: &Dir, path: &Path) -> Arc<Self> {
         let mut bytes = 0;
@@ -227,13 +227,13 @@ impl Rules {
         if own.is_empty() { above } else { Arc::new(Self { path: path.to_owned(), own, above: Some(above), bytes }) }
     }
 
-    fn matched(&self, path: &Path, is_folder: bool) -> Option<Verdict> {
+    fn matched(&self, path: &Path, is_folder: bool) -> Option<IgnoreVerdict> {
         let below = path.strip_prefix(&self.path).unwrap_or(path);
         for rules in self.own.iter().rev() {
             match rules.matched(below, is_folder) {
                 Match::None => {}
-                Match::Ignore(_) => return Some(Verdict::Ignored),
-                Match::Whitelist(_) => return Some(Verdict::Wanted),
+                Match::Ignore(_) => return Some(IgnoreVerdict::Ignored),
+                Match::Whitelist(_) => return Some(IgnoreVerdict::Wanted),
             }
         }
         self.above.as_ref().and_then(|above| above.matched(path, is_folder))

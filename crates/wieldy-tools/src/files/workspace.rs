@@ -20,7 +20,7 @@ use super::error::FileError;
 use super::guard::Guard;
 use super::path::{GivenPath, joined};
 use super::stale::ReadLog;
-use super::walk::{Walk, WalkOptions};
+use super::walk::{FolderWalk, WalkOptions};
 
 /// Maximum size of a file that is read into memory.
 pub(crate) const FILE_BYTES_MAX: u64 = 32 * 1024 * 1024;
@@ -50,7 +50,7 @@ pub struct WorkspaceError {
 }
 
 /// A place for a file: the folder as a handle, and a name in it.
-pub(crate) struct Place {
+pub(crate) struct FileLocation {
     pub(crate) folder: Dir,
     pub(crate) name: OsString,
     /// The path from the root with all links resolved, which identifies the file.
@@ -59,9 +59,9 @@ pub(crate) struct Place {
 
 /// The treatment of missing folders on a path.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Folders {
-    Demanded,
-    Made,
+pub(crate) enum MissingFolders {
+    Refuse,
+    Create,
 }
 
 /// The meaning of a path whose last name is a symbolic link.
@@ -74,7 +74,7 @@ pub(crate) enum LastLink {
 }
 
 /// A file that already exists.
-pub(crate) struct Existing {
+pub(crate) struct ExistingFile {
     pub(crate) hash: Hash,
     /// The content, unless it is too large for memory.
     pub(crate) content: Option<Vec<u8>>,
@@ -110,7 +110,7 @@ impl Workspace {
     /// Opens a regular file that is not hidden for reading. Other kinds of files are refused, if possible before
     /// opening.
     pub(crate) fn open_file(&self, given: &GivenPath, guard: &Guard<'_>) -> Result<(File, Metadata), FileError> {
-        let failed = |source| self.missing(guard, given, FileError::io("open", given, source));
+        let failed = |source| self.suggest_near(guard, given, FileError::io("open", given, source));
         self.check_placeholder(given, guard)?;
         let metadata = self.root.metadata(given.relative()).map_err(failed)?;
         let is = kind(metadata.file_type());
@@ -142,14 +142,14 @@ impl Workspace {
             {
                 return FileError::Kind { path: given.to_string(), is: kind(metadata.file_type()), wanted: "a folder" };
             }
-            self.missing(guard, given, FileError::io("open", given, source))
+            self.suggest_near(guard, given, FileError::io("open", given, source))
         })
     }
 
     /// Reports a sandbox's placeholder as a missing file.
     fn check_placeholder(&self, given: &GivenPath, guard: &Guard<'_>) -> Result<(), FileError> {
         match self.names(given.relative()).iter().any(|name| guard.is_placeholder(name)) {
-            true => Err(self.missing(guard, given, FileError::Missing { path: given.to_string(), near: None })),
+            true => Err(self.suggest_near(guard, given, FileError::Missing { path: given.to_string(), near: None })),
             false => Ok(()),
         }
     }
@@ -161,16 +161,16 @@ impl Workspace {
         options: WalkOptions,
         guard: &'a Guard<'_>,
         stop: &'a CancellationToken,
-    ) -> Result<Walk<'a>, FileError> {
+    ) -> Result<FolderWalk<'a>, FileError> {
         let folder = self.open_folder(given, guard)?;
         // A link on the path may have changed since, so use the path of the folder that was opened.
-        let path = match self.real(&folder) {
+        let path = match self.current_path(&folder) {
             Some(real) if real.as_os_str().is_empty() => PathBuf::from("."),
             Some(real) => real,
             None => PathBuf::from(self.key(given)?),
         };
         self.names(given.relative()).iter().try_for_each(|name| guard.check_opened(&folder, name))?;
-        let walk = Walk::new(&self.root, folder, &path, options, guard, stop);
+        let walk = FolderWalk::new(&self.root, folder, &path, options, guard, stop);
         walk.map_err(|source| FileError::io("look into", given, source))
     }
 
@@ -189,19 +189,19 @@ impl Workspace {
 
     fn names(&self, path: &Path) -> Vec<PathBuf> {
         let own = match (path.parent(), path.file_name()) {
-            (Some(above), Some(name)) => self.resolved(above).map(|above| joined(&above, Path::new(name))),
+            (Some(above), Some(name)) => self.resolve_links(above).map(|above| joined(&above, Path::new(name))),
             _ => None,
         };
-        own.into_iter().chain([self.resolved(path).unwrap_or_default()]).collect()
+        own.into_iter().chain([self.resolve_links(path).unwrap_or_default()]).collect()
     }
 
     /// Resolves all symbolic links of a path, including links to missing files. The missing part of a path is kept as
     /// written. Returns the empty path if the path cannot be resolved.
-    fn resolved(&self, path: &Path) -> Option<PathBuf> {
-        self.followed(path, LINKS_MAX)
+    fn resolve_links(&self, path: &Path) -> Option<PathBuf> {
+        self.follow_links(path, LINKS_MAX)
     }
 
-    fn followed(&self, path: &Path, links_left: usize) -> Option<PathBuf> {
+    fn follow_links(&self, path: &Path, links_left: usize) -> Option<PathBuf> {
         path.ancestors().find_map(|above| {
             let found = self.root.canonicalize(if above.as_os_str().is_empty() { Path::new(".") } else { above });
             let rest = path.strip_prefix(above).expect("an ancestor is a prefix");
@@ -212,7 +212,7 @@ impl Workspace {
                     // Joining an empty path would add a slash.
                     let next: PathBuf = above.parent()?.join(&target).components().chain(rest.components()).collect();
                     let followed = links_left.checked_sub(1).filter(|_| target.is_relative());
-                    Some(followed.and_then(|links_left| self.followed(&next, links_left)).unwrap_or_default())
+                    Some(followed.and_then(|links_left| self.follow_links(&next, links_left)).unwrap_or_default())
                 }
                 // A file has nothing below it. It may be a placeholder, so go on with its own path.
                 Err(error) if error.kind() == io::ErrorKind::NotADirectory => None,
@@ -222,13 +222,13 @@ impl Workspace {
     }
 
     /// Finds the folder and the name of a path, for writing or deleting. Refuses protected paths.
-    pub(crate) fn place(
+    pub(crate) fn locate(
         &self,
         given: &GivenPath,
-        folders: Folders,
+        folders: MissingFolders,
         link: LastLink,
         guard: &Guard<'_>,
-    ) -> Result<Place, FileError> {
+    ) -> Result<FileLocation, FileError> {
         let mut path = given.relative().to_owned();
         if link == LastLink::Target && self.root.symlink_metadata(&path).is_ok_and(|metadata| metadata.is_symlink()) {
             self.names(&path).iter().try_for_each(|name| guard.check_changed(name))?;
@@ -245,7 +245,7 @@ impl Workspace {
         };
         let above = path.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
         // This check comes before folders are made.
-        let ahead = self.resolved(above).unwrap_or_default();
+        let ahead = self.resolve_links(above).unwrap_or_default();
         if ahead.components().any(|part| part == Component::ParentDir) {
             return Err(FileError::refused(
                 format!("`{given}` leads back from a folder that is not there"),
@@ -253,9 +253,9 @@ impl Workspace {
             ));
         }
         guard.check_changed(&joined(&ahead, Path::new(&name)))?;
-        let failed = |source| self.missing(guard, given, FileError::io("open the folder of", given, source));
+        let failed = |source| self.suggest_near(guard, given, FileError::io("open the folder of", given, source));
         let folder = match self.root.open_dir(above) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound && folders == Folders::Made => {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && folders == MissingFolders::Create => {
                 self.root.create_dir_all(above).and_then(|()| self.root.open_dir(above))
             }
             folder => folder,
@@ -263,22 +263,22 @@ impl Workspace {
         .map_err(failed)?;
         let above = self.root.canonicalize(above).map_err(failed)?;
         // A link on the path may have changed since.
-        if let Some(real) = self.real(&folder).filter(|real| *real != ahead) {
+        if let Some(real) = self.current_path(&folder).filter(|real| *real != ahead) {
             guard.check_changed(&joined(&real, Path::new(&name)))?;
         }
         let key = joined(&above, Path::new(&name)).to_string_lossy().into_owned();
-        Ok(Place { folder, name, key })
+        Ok(FileLocation { folder, name, key })
     }
 
     /// Waits until no other thread of this process writes the file of this key.
-    pub(crate) fn writing(&self, key: &str) -> MutexGuard<'_, ()> {
+    pub(crate) fn lock_for_writing(&self, key: &str) -> MutexGuard<'_, ()> {
         let index = usize::from(blake3::hash(key.as_bytes()).as_bytes()[0]) % WRITERS_MAX;
         // The lock guards nothing in memory, so another writer's panic has broken nothing.
         self.writers[index].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds a suggestion to the error for a missing file.
-    pub(crate) fn missing(&self, guard: &Guard<'_>, given: &GivenPath, error: FileError) -> FileError {
+    pub(crate) fn suggest_near(&self, guard: &Guard<'_>, given: &GivenPath, error: FileError) -> FileError {
         match error {
             FileError::Missing { path, .. } => FileError::Missing { path, near: self.near(guard, given.relative()) },
             other => other,
@@ -306,17 +306,17 @@ impl Workspace {
     }
 }
 
-impl Place {
+impl FileLocation {
     /// Reads the file at this place, or returns `None` if there is none.
-    pub(crate) fn existing(&self) -> Result<Option<Existing>, FileError> {
+    pub(crate) fn existing(&self) -> Result<Option<ExistingFile>, FileError> {
         let Some((mut file, metadata)) = self.open()? else { return Ok(None) };
         let failed = |source| FileError::io("read", &self.key, source);
         if metadata.len() <= FILE_BYTES_MAX {
             let content = read_whole(&mut file, &self.key)?;
-            return Ok(Some(Existing { hash: blake3::hash(&content), content: Some(content), metadata }));
+            return Ok(Some(ExistingFile { hash: blake3::hash(&content), content: Some(content), metadata }));
         }
         let hash = hash_of(file).map_err(failed)?;
-        Ok(Some(Existing { hash, content: None, metadata }))
+        Ok(Some(ExistingFile { hash, content: None, metadata }))
     }
 
     /// Returns the hash of the file at this place, or `None` if there is none.

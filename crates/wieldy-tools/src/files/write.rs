@@ -9,7 +9,7 @@ use wieldy_core::{Confinement, Outcome, Run, RunError, Tool, ToolSpec};
 
 use super::error::{FileError, blocking};
 use super::stale::refuse_stale;
-use super::workspace::{Existing, Folders, LastLink, Place, Workspace};
+use super::workspace::{ExistingFile, FileLocation, LastLink, MissingFolders, Workspace};
 use super::{diff, save};
 
 /// A tool that writes a file of the workspace, and replaces an old one.
@@ -70,14 +70,14 @@ fn write(workspace: &Workspace, args: &WriteArgs, run: &Run) -> Result<Outcome, 
     if given.names_folder() {
         return Err(FileError::Kind { path: args.path.clone(), is: "a folder", wanted: "a file" });
     }
-    let folders = if args.create_folders { Folders::Made } else { Folders::Demanded };
+    let folders = if args.create_folders { MissingFolders::Create } else { MissingFolders::Refuse };
     let place = workspace
-        .place(&given, folders, LastLink::Target, &workspace.guard(&run.confinement().files))
+        .locate(&given, folders, LastLink::Target, &workspace.guard(&run.confinement().files))
         .map_err(|error| match error {
             FileError::Missing { path, .. } => FileError::NoFolder { path },
             other => other,
         })?;
-    let _alone = workspace.writing(&place.key);
+    let _alone = workspace.lock_for_writing(&place.key);
     let existing = place.existing()?;
     if let Some(expected) = &args.expect_hash {
         check_expected(&place, existing.as_ref(), expected)?;
@@ -95,15 +95,15 @@ fn write(workspace: &Workspace, args: &WriteArgs, run: &Run) -> Result<Outcome, 
     workspace.reads.note(run.caller(), &place.key, hash);
     let changes = match &existing {
         None => diff::unified(&place.key, None, content),
-        Some(Existing { content: Some(old), .. }) => diff::unified(&place.key, Some(old), content),
-        Some(Existing { content: None, .. }) => "[too large for a diff]\n".to_owned(),
+        Some(ExistingFile { content: Some(old), .. }) => diff::unified(&place.key, Some(old), content),
+        Some(ExistingFile { content: None, .. }) => "[too large for a diff]\n".to_owned(),
     };
-    let told = format!("wrote `{}`, {} bytes", place.key, content.len());
+    let message = format!("wrote `{}`, {} bytes", place.key, content.len());
     // The caller knows the content of a new file. Changes to an old file are worth showing.
     let text = match &existing {
-        None => format!("{told} (new)"),
-        Some(_) if changes.is_empty() => format!("{told} (as it was)"),
-        Some(_) => format!("{told}\n\n{changes}"),
+        None => format!("{message} (new)"),
+        Some(_) if changes.is_empty() => format!("{message} (as it was)"),
+        Some(_) => format!("{message}\n\n{changes}"),
     };
     Ok(Outcome::text(text).structured(json!({
         "path": place.key,
@@ -114,7 +114,7 @@ fn write(workspace: &Workspace, args: &WriteArgs, run: &Run) -> Result<Outcome, 
     })))
 }
 
-fn check_expected(place: &Place, existing: Option<&Existing>, expected: &str) -> Result<(), FileError> {
+fn check_expected(place: &FileLocation, existing: Option<&ExistingFile>, expected: &str) -> Result<(), FileError> {
     let is = match existing {
         Some(existing) if existing.hash.to_string().eq_ignore_ascii_case(expected) => return Ok(()),
         Some(existing) => format!("its hash is {}", existing.hash),

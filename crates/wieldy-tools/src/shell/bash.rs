@@ -10,8 +10,8 @@ use serde::Deserialize;
 use wieldy_core::{Command, Confinement, Outcome, Program, Provider, Run, RunError, Stdin, Terminal, Tool, ToolSpec};
 
 use super::process::{check_words, run_command, start_folder};
-use super::process_tools::answer;
-use super::processes::{END_OF_TRANSMISSION, State};
+use super::process_tools::outcome_of;
+use super::processes::{END_OF_TRANSMISSION, ProcessState};
 use super::{Processes, RUN_PROGRAMS, named};
 
 /// A script that replaces itself by the same shell, with stderr joined to stdout: read from two pipes, their order
@@ -112,12 +112,12 @@ impl Bash {
         check_words(&command)?;
         let process = self.processes.start(run.background()?, command, line)?;
         tokio::select! {
-            () = process.ended() => {}
+            () = process.wait_until_ended() => {}
             () = tokio::time::sleep(WATCHED) => {}
         }
         match process.state() {
-            State::Lost(error) => Err(RunError::from(*error)),
-            State::Running | State::Ended(_) => Ok(answer(&process, run)),
+            ProcessState::Lost(error) => Err(RunError::from(*error)),
+            ProcessState::Running | ProcessState::Ended(_) => Ok(outcome_of(&process, run)),
         }
     }
 }

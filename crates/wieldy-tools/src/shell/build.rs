@@ -44,30 +44,30 @@ enum Target {
 }
 
 /// A kind of project: the file that identifies it, and its command lines to build, test, check and clean.
-struct Kind {
+struct ProjectKind {
     file: &'static str,
     lines: [Option<&'static str>; 4],
 }
 
 /// The kinds, the most specific file first: many projects also have a Makefile.
-static KINDS: [Kind; 5] = [
-    Kind {
+static KINDS: [ProjectKind; 5] = [
+    ProjectKind {
         file: "Cargo.toml",
         lines: [Some("cargo build"), Some("cargo test"), Some("cargo check --all-targets"), Some("cargo clean")],
     },
-    Kind {
+    ProjectKind {
         file: "package.json",
         lines: [Some("npm run build"), Some("npm test"), Some("npm run check"), Some("npm run clean")],
     },
-    Kind {
+    ProjectKind {
         file: "go.mod",
         lines: [Some("go build ./..."), Some("go test ./..."), Some("go vet ./..."), Some("go clean ./...")],
     },
-    Kind {
+    ProjectKind {
         file: "pyproject.toml",
         lines: [Some("python3 -m build"), Some("python3 -m pytest"), Some("python3 -m compileall -q ."), None],
     },
-    Kind { file: "Makefile", lines: [Some("make"), Some("make test"), Some("make check"), Some("make clean")] },
+    ProjectKind { file: "Makefile", lines: [Some("make"), Some("make test"), Some("make check"), Some("make clean")] },
 ];
 
 impl Build {
@@ -127,20 +127,20 @@ impl Tool for Build {
 }
 
 /// Returns the kind of the project in a folder.
-fn kind(folder: &Path) -> Result<&'static Kind, RunError> {
+fn kind(folder: &Path) -> Result<&'static ProjectKind, RunError> {
     KINDS.iter().find(|kind| folder.join(kind.file).is_file()).ok_or_else(|| {
         let files: Vec<&str> = KINDS.iter().map(|kind| kind.file).collect();
-        let told = format!("it cannot be told how to build this: there is none of {}", files.join(", "));
-        RunError::invalid_input(told).suggest("name the project's `folder`, or give the `command`")
+        let message = format!("it cannot be told how to build this: there is none of {}", files.join(", "));
+        RunError::invalid_input(message).suggest("name the project's `folder`, or give the `command`")
     })
 }
 
-impl Kind {
+impl ProjectKind {
     /// Returns the command line for a target.
     fn line(&self, target: Target) -> Result<&'static str, RunError> {
         self.lines[target as usize].ok_or_else(|| {
-            let told = format!("a project with a {} has no usual way for this target", self.file);
-            RunError::invalid_input(told).suggest("give the `command`")
+            let message = format!("a project with a {} has no usual way for this target", self.file);
+            RunError::invalid_input(message).suggest("give the `command`")
         })
     }
 }
@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_most_telling_file_decides() {
+    fn the_most_specific_project_file_decides() {
         let folder = tempfile::tempdir().unwrap();
         let line = |target| {
             kind(folder.path()).and_then(|kind| kind.line(target)).map_err(|error| error.error.message.clone())

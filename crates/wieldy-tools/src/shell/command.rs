@@ -92,7 +92,7 @@ impl CommandTool {
         match self.command.output {
             OutputForm::Text => self.run_into(command, run, Arc::new(run.clone())).await,
             OutputForm::Json => {
-                let stdout = Arc::new(Stdout { run: run.clone(), kept: Mutex::default() });
+                let stdout = Arc::new(StdoutCopy { run: run.clone(), bytes_stored: Mutex::default() });
                 let outcome = self.run_into(command, run, stdout.clone()).await?;
                 Ok(if outcome.failure.is_none() && !run.stop().is_cancelled() {
                     self.read_json(outcome, &stdout)
@@ -107,52 +107,52 @@ impl CommandTool {
         if !self.hides_secrets {
             return run_command_into(command, run, output, || ()).await;
         }
-        let hiding = Arc::new(Hiding { output, streams: Mutex::new(BTreeMap::new()) });
+        let hiding = Arc::new(SecretFilter { output, streams: Mutex::new(BTreeMap::new()) });
         run_command_into(command, run, hiding.clone(), || hiding.end()).await
     }
 
     /// Adds stdout, parsed as JSON, to the answer as its structured content. If it is not JSON, the answer is a
     /// failure.
-    fn read_json(&self, mut outcome: Outcome, stdout: &Stdout) -> Outcome {
+    fn read_json(&self, mut outcome: Outcome, stdout: &StdoutCopy) -> Outcome {
         // The structured content will be the program's own, so the denials go to the text.
         if let Some(refused) = outcome.structured.as_ref().and_then(|structured| structured.get(REFUSED)) {
             outcome.content.push(Content::text(format!("[refused: {refused}]\n")));
         }
-        let kept = stdout.kept.lock().expect("no code panics while it holds the bytes");
-        match serde_json::from_slice(&kept) {
+        let bytes_stored = stdout.bytes_stored.lock().expect("no code panics while it holds the bytes");
+        match serde_json::from_slice(&bytes_stored) {
             Ok(value) => outcome.structured(value),
             Err(error) => {
-                let told = format!("`{}` should have printed JSON and did not: {error}", self.command.program);
-                outcome.failed(CallError::new(Code::ToolReportedError, told))
+                let message = format!("`{}` should have printed JSON and did not: {error}", self.command.program);
+                outcome.failed(CallError::new(Code::ToolReportedError, message))
             }
         }
     }
 }
 
 /// A sink that stores stdout without stderr, and passes on both.
-struct Stdout {
+struct StdoutCopy {
     run: Run,
-    kept: Mutex<Vec<u8>>,
+    bytes_stored: Mutex<Vec<u8>>,
 }
 
-impl OutputSink for Stdout {
+impl OutputSink for StdoutCopy {
     fn write(&self, stream: Stream, bytes: &[u8]) {
         if stream == Stream::Stdout {
-            let mut kept = self.kept.lock().expect("no code panics while it holds the bytes");
-            let room = JSON_BYTES_MAX.saturating_sub(kept.len());
-            kept.extend_from_slice(&bytes[..bytes.len().min(room)]);
+            let mut bytes_stored = self.bytes_stored.lock().expect("no code panics while it holds the bytes");
+            let room = JSON_BYTES_MAX.saturating_sub(bytes_stored.len());
+            bytes_stored.extend_from_slice(&bytes[..bytes.len().min(room)]);
         }
         self.run.output(stream, bytes);
     }
 }
 
 /// A sink that removes known secrets from each stream, and passes on the rest.
-struct Hiding {
+struct SecretFilter {
     output: Arc<dyn OutputSink>,
     streams: Mutex<BTreeMap<Stream, StreamRedactor>>,
 }
 
-impl Hiding {
+impl SecretFilter {
     /// Passes on the text that is held back.
     fn end(&self) {
         let mut streams = self.streams.lock().expect("no code panics while it holds the streams");
@@ -162,7 +162,7 @@ impl Hiding {
     }
 }
 
-impl OutputSink for Hiding {
+impl OutputSink for SecretFilter {
     fn write(&self, stream: Stream, bytes: &[u8]) {
         let mut streams = self.streams.lock().expect("no code panics while it holds the streams");
         let shown = streams.entry(stream).or_insert_with(StreamRedactor::exact).push(bytes);

@@ -38,9 +38,10 @@ pub(super) async fn program(
     confinement: &Confinement,
 ) -> Result<Option<Program>, RunError> {
     let (workspace, start) = (confinement.workspace.clone(), folder.clone());
-    let search = tokio::task::spawn_blocking(move || Search::run(&workspace, start, &words));
+    let search = tokio::task::spawn_blocking(move || NamedFileSearch::run(&workspace, start, &words));
     let found = search.await.map_err(|error| format!("the search for the named files ended early: {error}"))?;
-    let Search { files, unchecked, .. } = found.map_err(|error| format!("the workspace cannot be read: {error}"))?;
+    let NamedFileSearch { files, unchecked, .. } =
+        found.map_err(|error| format!("the workspace cannot be read: {error}"))?;
     Ok(Some(Program { command_line, folder, files, unchecked }))
 }
 
@@ -81,13 +82,13 @@ fn is_operator(c: char) -> bool {
 
 /// The names on a command line, each once, in their order.
 #[derive(Default)]
-struct Names {
+struct CandidateNames {
     list: Vec<String>,
-    known: HashSet<String>,
+    seen: HashSet<String>,
     left_out: usize,
 }
 
-impl Names {
+impl CandidateNames {
     /// Adds a word and its parts: `--config=FILE`, `-fFILE`, `@FILE`, `$PWD/FILE`, the words of `sh -c 'COMMAND FILE'`.
     fn add(&mut self, word: &str, depth: usize) {
         self.push(word);
@@ -106,20 +107,20 @@ impl Names {
     }
 
     fn push(&mut self, name: &str) {
-        if name.is_empty() || name.len() > NAME_BYTES_MAX || name.contains('\0') || self.known.contains(name) {
+        if name.is_empty() || name.len() > NAME_BYTES_MAX || name.contains('\0') || self.seen.contains(name) {
             return;
         }
         if self.list.len() == NAMES_MAX {
             self.left_out += 1;
             return;
         }
-        self.known.insert(name.to_owned());
+        self.seen.insert(name.to_owned());
         self.list.push(name.to_owned());
     }
 }
 
 /// The search for the files that the names lead to.
-struct Search {
+struct NamedFileSearch {
     root: PathBuf,
     handle: Dir,
     hashes: HashMap<PathBuf, Option<Hash>>,
@@ -128,11 +129,11 @@ struct Search {
     unchecked: usize,
 }
 
-impl Search {
+impl NamedFileSearch {
     fn run(workspace: &Path, start: PathBuf, words: &[String]) -> io::Result<Self> {
         let root = workspace.canonicalize()?;
         let handle = Dir::open_ambient_dir(&root, ambient_authority())?;
-        let mut names = Names::default();
+        let mut names = CandidateNames::default();
         words.iter().for_each(|word| names.add(word, 0));
         let mut search = Self {
             root,
@@ -241,7 +242,7 @@ mod tests {
         rustix::fs::mkfifoat(rustix::fs::CWD, root.join("pipe"), 0o600.into()).unwrap();
 
         let named = |line: &str| {
-            let search = Search::run(inside.path(), root.clone(), &words(line)).unwrap();
+            let search = NamedFileSearch::run(inside.path(), root.clone(), &words(line)).unwrap();
             let content = |file: &NamedFile| {
                 let target = file.path.split(" -> ").last().unwrap();
                 assert_eq!(file.hash, blake3::hash(target.as_bytes()), "{}", file.path);
@@ -274,13 +275,13 @@ mod tests {
         let line: String = (0..70).map(|number| format!("f{number} ")).collect();
         (0..70).for_each(|number| std::fs::write(folder.path().join(format!("f{number}")), "").unwrap());
         let root = folder.path().canonicalize().unwrap();
-        let search = Search::run(&root, root.clone(), &words(&line)).unwrap();
+        let search = NamedFileSearch::run(&root, root.clone(), &words(&line)).unwrap();
         assert_eq!((search.files.len(), search.unchecked), (64, 6));
         std::fs::File::create(root.join("large")).unwrap().set_len(BYTES_MAX + 1).unwrap();
-        let search = Search::run(&root, root.clone(), &words("large f1")).unwrap();
+        let search = NamedFileSearch::run(&root, root.clone(), &words("large f1")).unwrap();
         assert_eq!((search.files.len(), search.unchecked), (1, 1));
         let many: Vec<String> = (0..NAMES_MAX + 5).map(|number| format!("n{number}")).collect();
-        assert_eq!(Search::run(&root, root.clone(), &many).unwrap().unchecked, 5);
+        assert_eq!(NamedFileSearch::run(&root, root.clone(), &many).unwrap().unchecked, 5);
     }
 
     proptest::proptest! {

@@ -52,7 +52,7 @@ pub(super) async fn run_command_into(
     let failure = match (overrun, failure(&command.program, ended)) {
         (Some(overrun), _) => Some(overrun.error()),
         // A denial that may belong to another command is not the reason for this failure.
-        (None, Some(failure)) => Some(breaches.iter().find(|breach| !breach.is_shared()).map_or(failure, forbidden)),
+        (None, Some(failure)) => Some(breaches.iter().find(|breach| !breach.is_shared()).map_or(failure, denial_error)),
         (None, None) => None,
     };
     outcome.failure = failure.map(Box::new);
@@ -60,18 +60,18 @@ pub(super) async fn run_command_into(
 }
 
 /// Returns the error for a denial. A command that failed after a denial most likely failed because of it.
-fn forbidden(breach: &Breach) -> CallError {
+fn denial_error(breach: &Breach) -> CallError {
     match breach {
         Breach::Network { host, port, reason, .. } => {
             let whom = port.map_or_else(|| host.clone(), |port| format!("{host}:{port}"));
-            let told = format!("the command was refused `{whom}`: {reason}");
+            let message = format!("the command was refused `{whom}`: {reason}");
             let suggestion = match reason.as_str() {
                 "not-by-the-proxy" => {
                     "ask the proxy that `HTTPS_PROXY` and `HTTP_PROXY` name; there is no other way".into()
                 }
                 _ => format!("do without it, or ask for `{host}` to be put on the list of allowed hosts"),
             };
-            let error = CallError::new(Code::NetworkPolicyViolation, told).suggest(suggestion);
+            let error = CallError::new(Code::NetworkPolicyViolation, message).suggest(suggestion);
             let error = error.detail("host", host.as_str());
             match port {
                 Some(port) => error.detail("port", *port),
@@ -79,14 +79,14 @@ fn forbidden(breach: &Breach) -> CallError {
             }
         }
         Breach::Filesystem { path, reason } => {
-            let told = format!("the command was refused `{path}`: {reason}");
+            let message = format!("the command was refused `{path}`: {reason}");
             let suggestion = match reason.as_str() {
                 Breach::WORKSPACE_IS_READ_ONLY => {
                     "do without it, or write to `/tmp`; a person can make the workspace writable"
                 }
                 _ => "do without it, or work in the workspace and in `/tmp`; what else there is, an operator grants",
             };
-            CallError::new(Code::FilesystemPolicyViolation, told).suggest(suggestion).detail("path", path.as_str())
+            CallError::new(Code::FilesystemPolicyViolation, message).suggest(suggestion).detail("path", path.as_str())
         }
     }
 }
@@ -115,8 +115,9 @@ pub(super) fn check_words(command: &Command) -> Result<(), RunError> {
             return Err(RunError::invalid_input("a program's arguments cannot contain zero bytes"));
         }
         if word.len() > WORD_BYTES_MAX {
-            let told = format!("an argument has {} bytes, and no program takes more than {WORD_BYTES_MAX}", word.len());
-            return Err(RunError::invalid_input(told).suggest("write it to a file first, and name the file"));
+            let message =
+                format!("an argument has {} bytes, and no program takes more than {WORD_BYTES_MAX}", word.len());
+            return Err(RunError::invalid_input(message).suggest("write it to a file first, and name the file"));
         }
     }
     Ok(())
@@ -129,12 +130,12 @@ pub(super) fn start_folder(workspace: &Path, folder: Option<&str>) -> Result<Pat
         workspace.canonicalize().map_err(|error| unusable("the workspace", &workspace.to_string_lossy(), error))?;
     let Some(folder) = folder else { return Ok(root) };
     let outside = || {
-        let told = format!("the folder `{folder}` is outside the workspace");
-        let error = CallError::new(Code::FilesystemPolicyViolation, told).detail("path", folder);
+        let message = format!("the folder `{folder}` is outside the workspace");
+        let error = CallError::new(Code::FilesystemPolicyViolation, message).detail("path", folder);
         RunError::from(error.suggest("name a folder relative to the workspace")).before_effect()
     };
     // Checked before the lookup: the caller must not learn if a path outside exists.
-    if leaves(folder, &[workspace, &root]) {
+    if leads_outside(folder, &[workspace, &root]) {
         return Err(outside());
     }
     let resolved = root.join(folder).canonicalize().map_err(|error| unusable("the folder", folder, error))?;
@@ -148,7 +149,7 @@ pub(super) fn start_folder(workspace: &Path, folder: Option<&str>) -> Result<Pat
 }
 
 /// Returns true if the path as written leads out of all of the roots.
-fn leaves(folder: &str, roots: &[&Path]) -> bool {
+fn leads_outside(folder: &str, roots: &[&Path]) -> bool {
     let path = Path::new(folder);
     let inner = match roots.iter().find_map(|root| path.strip_prefix(root).ok()) {
         Some(inner) => inner,
@@ -180,7 +181,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     #[test]
-    fn a_folder_counts_by_where_it_leads() {
+    fn a_start_folder_is_judged_by_its_target() {
         let (inside, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let root = inside.path().canonicalize().unwrap();
         std::fs::create_dir_all(root.join("a/b")).unwrap();

@@ -10,7 +10,7 @@ use wieldy_core::{Content, Ended, Outcome, Provider, Run, RunError, SessionKey, 
 
 use super::RUN_PROGRAMS;
 use super::process::REFUSED;
-use super::processes::{Process, Processes, State, Unread};
+use super::processes::{Process, ProcessState, Processes, UnreadOutput};
 
 /// The longest time for which a read waits for output.
 const WAIT_SECONDS_MAX: u64 = 600;
@@ -68,16 +68,16 @@ fn spec(name: &str, description: &str) -> ToolSpec {
 
 fn session_of(run: &Run) -> Result<SessionKey, RunError> {
     run.caller().session_key().ok_or_else(|| {
-        let told = "processes in the background belong to a session, and this call is part of none";
-        RunError::invalid_input(told).suggest("make the call in the session that started them")
+        let message = "processes in the background belong to a session, and this call is part of none";
+        RunError::invalid_input(message).suggest("make the call in the session that started them")
     })
 }
 
 /// Returns the output of a process since the last read, and its state.
-pub(super) fn answer(process: &Process, run: &Run) -> Outcome {
+pub(super) fn outcome_of(process: &Process, run: &Run) -> Outcome {
     // The state is read before the output, so that output printed at the very end is not missed.
     let state = process.state();
-    let Unread { bytes, lost } = process.take_unread();
+    let UnreadOutput { bytes, lost } = process.take_unread();
     if lost > 0 {
         run.output(Stream::Stdout, format!("[{lost} bytes before this are lost: nobody read them]\n").as_bytes());
     }
@@ -85,10 +85,10 @@ pub(super) fn answer(process: &Process, run: &Run) -> Outcome {
         run.output(Stream::Stdout, &Vec::from(bytes));
     }
     let mut outcome = run.captured();
-    let (told, mut structured) = stands(process, &state);
+    let (message, mut structured) = describe_state(process, &state);
     structured["lost_bytes"] = lost.into();
-    outcome.content.push(Content::text(format!("[{told}]\n")));
-    if let State::Ended(exit) = &state {
+    outcome.content.push(Content::text(format!("[{message}]\n")));
+    if let ProcessState::Ended(exit) = &state {
         outcome.usage = Some(Box::new(exit.usage));
         outcome.sandbox = Some(exit.sandbox.clone());
     }
@@ -96,15 +96,15 @@ pub(super) fn answer(process: &Process, run: &Run) -> Outcome {
 }
 
 /// Describes the state of a process, in words and as data.
-pub(super) fn stands(process: &Process, state: &State) -> (String, Value) {
+pub(super) fn describe_state(process: &Process, state: &ProcessState) -> (String, Value) {
     let id = &process.id;
     match state {
-        State::Running => (format!("{id} runs"), json!({ "process": id, "state": "running" })),
-        State::Lost(error) => {
+        ProcessState::Running => (format!("{id} runs"), json!({ "process": id, "state": "running" })),
+        ProcessState::Lost(error) => {
             (format!("{id} was lost: {}", error.message), json!({ "process": id, "state": "lost", "error": error }))
         }
-        State::Ended(exit) => {
-            let (mut told, mut structured) = match exit.ended {
+        ProcessState::Ended(exit) => {
+            let (mut message, mut structured) = match exit.ended {
                 Ended::Code(code) => (
                     format!("{id} ended with exit code {code}"),
                     json!({ "process": id, "state": "ended", "exit_code": code }),
@@ -116,13 +116,13 @@ pub(super) fn stands(process: &Process, state: &State) -> (String, Value) {
             };
             if let Some(overrun) = &exit.overrun {
                 let error = overrun.error();
-                told = format!("{told}: {}", error.message);
+                message = format!("{message}: {}", error.message);
                 structured["error"] = json!(error);
             }
             if !exit.breaches.is_empty() {
                 structured[REFUSED] = exit.breaches.iter().map(ToString::to_string).collect();
             }
-            (told, structured)
+            (message, structured)
         }
     }
 }
@@ -151,11 +151,11 @@ impl Tool for ProcessRead {
         let process = self.0.find(&session_of(run)?, &args.process)?;
         let wait = Duration::from_secs(args.wait.min(WAIT_SECONDS_MAX));
         tokio::select! {
-            () = process.news() => {}
+            () = process.wait_for_output() => {}
             () = tokio::time::sleep(wait) => {}
             () = run.stop().cancelled() => {}
         }
-        Ok(answer(&process, run))
+        Ok(outcome_of(&process, run))
     }
 }
 
@@ -188,12 +188,12 @@ impl Tool for ProcessWrite {
         tokio::select! {
             written = write => written?,
             () = run.stop().cancelled() => {
-                let told = format!("`{}` did not read what was written to it", process.id);
-                return Err(RunError::invalid_input(told));
+                let message = format!("`{}` did not read what was written to it", process.id);
+                return Err(RunError::invalid_input(message));
             }
         }
-        let told = format!("wrote {bytes} bytes to {}{}", process.id, if args.end { ", and the end" } else { "" });
-        Ok(Outcome::text(told).structured(json!({ "process": process.id, "bytes": bytes, "end": args.end })))
+        let message = format!("wrote {bytes} bytes to {}{}", process.id, if args.end { ", and the end" } else { "" });
+        Ok(Outcome::text(message).structured(json!({ "process": process.id, "bytes": bytes, "end": args.end })))
     }
 }
 
@@ -217,10 +217,10 @@ impl Tool for ProcessStop {
         let process = self.0.find(&session_of(run)?, &args.process)?;
         process.stop();
         tokio::select! {
-            () = process.ended() => {}
+            () = process.wait_until_ended() => {}
             () = run.stop().cancelled() => {}
         }
-        Ok(answer(&process, run))
+        Ok(outcome_of(&process, run))
     }
 }
 
@@ -243,9 +243,9 @@ impl Tool for ProcessList {
         let processes = self.0.list(&session_of(run)?);
         let (mut lines, mut list) = (Vec::new(), Vec::new());
         for process in &processes {
-            let (told, mut structured) = stands(process, &process.state());
+            let (message, mut structured) = describe_state(process, &process.state());
             let unread = process.unread_bytes();
-            lines.push(format!("{told}, {unread} bytes to read: {}\n", process.command));
+            lines.push(format!("{message}, {unread} bytes to read: {}\n", process.command));
             structured["command"] = process.command.as_str().into();
             structured["unread_bytes"] = unread.into();
             list.push(structured);

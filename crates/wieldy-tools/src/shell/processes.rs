@@ -16,22 +16,22 @@ use wieldy_core::{Background, CallError, Code, Command, Exit, Feed, OutputSink, 
 /// Maximum number of processes that one session runs at once.
 pub const PROCESSES_MAX: usize = 16;
 /// Maximum number of stored processes of all sessions, including those that have ended.
-const KEPT_MAX: usize = 256;
+const STORED_MAX: usize = 256;
 /// Maximum bytes of output that are stored for the next read.
 pub const UNREAD_BYTES_MAX: usize = 1024 * 1024;
 /// The time after which a process is stopped if its session does not use the shell tools.
-const ALONE_MAX: Duration = Duration::from_secs(60 * 60);
+const IDLE_MAX: Duration = Duration::from_secs(60 * 60);
 
 /// The background processes of all sessions. Dropping it stops them.
 pub struct Processes {
-    sessions: Mutex<HashMap<SessionKey, Session>>,
+    sessions: Mutex<HashMap<SessionKey, SessionProcesses>>,
     stop: CancellationToken,
     _ends_all: DropGuard,
 }
 
 /// The processes that one session has started, by number.
 #[derive(Default)]
-struct Session {
+struct SessionProcesses {
     started: u64,
     processes: BTreeMap<u64, Arc<Process>>,
 }
@@ -42,9 +42,9 @@ pub(super) struct Process {
     /// The command line, for people.
     pub(super) command: String,
     pub(super) has_terminal: bool,
-    unread: Mutex<Unread>,
+    unread: Mutex<UnreadOutput>,
     /// The state. Also signals new output.
-    state: watch::Sender<State>,
+    state: watch::Sender<ProcessState>,
     stdin: Mutex<Option<mpsc::Sender<Vec<u8>>>>,
     stop: CancellationToken,
     touched: Mutex<Instant>,
@@ -52,7 +52,7 @@ pub(super) struct Process {
 
 /// The state of a process.
 #[derive(Debug, Clone)]
-pub(super) enum State {
+pub(super) enum ProcessState {
     Running,
     Ended(Box<Exit>),
     /// The process was not started, or was lost with its sandbox.
@@ -61,7 +61,7 @@ pub(super) enum State {
 
 /// Output that has not been read: the newest bytes, and the number of lost bytes before them.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Unread {
+pub(super) struct UnreadOutput {
     pub(super) bytes: VecDeque<u8>,
     pub(super) lost: u64,
 }
@@ -95,7 +95,7 @@ impl Processes {
                 command: shown,
                 has_terminal: command.terminal.is_some(),
                 unread: Mutex::default(),
-                state: watch::Sender::new(State::Running),
+                state: watch::Sender::new(ProcessState::Running),
                 stdin: Mutex::new(Some(sender)),
                 stop: self.stop.child_token(),
                 touched: Mutex::new(Instant::now()),
@@ -120,8 +120,8 @@ impl Processes {
         let known: Vec<&str> = processes.iter().map(|process| process.id.as_str()).collect();
         let found = processes.iter().find(|process| process.id == id).cloned();
         found.ok_or_else(|| {
-            let told = format!("this session has no process `{id}` in the background");
-            let error = CallError::new(Code::InvalidInput, told);
+            let message = format!("this session has no process `{id}` in the background");
+            let error = CallError::new(Code::InvalidInput, message);
             RunError::from(error.suggest(match known.as_slice() {
                 [] => "start one by `Bash` with `background`".to_owned(),
                 known => format!("there is {}", known.join(", ")),
@@ -138,9 +138,9 @@ impl Processes {
 }
 
 /// Removes processes that have ended to make room for one more, the oldest first. Running ones are never removed.
-fn make_room(sessions: &mut HashMap<SessionKey, Session>, session: &SessionKey) -> Result<(), RunError> {
+fn make_room(sessions: &mut HashMap<SessionKey, SessionProcesses>, session: &SessionKey) -> Result<(), RunError> {
     for session in sessions.values_mut() {
-        session.processes.retain(|_, process| process.is_running() || process.alone_since() < ALONE_MAX);
+        session.processes.retain(|_, process| process.is_running() || process.idle_for() < IDLE_MAX);
     }
     // The numbers of a session start again only when all its processes are gone.
     sessions.retain(|_, session| !session.processes.is_empty());
@@ -149,17 +149,19 @@ fn make_room(sessions: &mut HashMap<SessionKey, Session>, session: &SessionKey) 
     {
         let ended = own.processes.iter().find(|(_, process)| !process.is_running()).map(|(number, _)| *number);
         let Some(ended) = ended else {
-            let told = format!("this session has {PROCESSES_MAX} processes in the background, and may not have more");
-            return Err(RunError::from(CallError::new(Code::ResourceLimitExceeded, told))
+            let message =
+                format!("this session has {PROCESSES_MAX} processes in the background, and may not have more");
+            return Err(RunError::from(CallError::new(Code::ResourceLimitExceeded, message))
                 .suggest("stop one of them by `ProcessStop`; `ProcessList` shows them")
                 .before_effect());
         };
         own.processes.remove(&ended);
     }
     let kept: usize = sessions.values().map(|session| session.processes.len()).sum();
-    if kept >= KEPT_MAX {
-        let told = format!("all sessions together have {KEPT_MAX} processes in the background, and may not have more");
-        return Err(RunError::from(CallError::new(Code::ResourceLimitExceeded, told)).before_effect());
+    if kept >= STORED_MAX {
+        let message =
+            format!("all sessions together have {STORED_MAX} processes in the background, and may not have more");
+        return Err(RunError::from(CallError::new(Code::ResourceLimitExceeded, message)).before_effect());
     }
     Ok(())
 }
@@ -172,32 +174,32 @@ impl Process {
         let ended = loop {
             tokio::select! {
                 ended = &mut executing => break ended,
-                () = self.left_alone(), if !self.stop.is_cancelled() => self.stop.cancel(),
+                () = self.wait_until_idle(), if !self.stop.is_cancelled() => self.stop.cancel(),
             }
         };
         lock(&self.stdin).take();
         self.state.send_replace(match ended {
-            Ok(exit) => State::Ended(Box::new(exit)),
-            Err(error) => State::Lost(Box::new(error)),
+            Ok(exit) => ProcessState::Ended(Box::new(exit)),
+            Err(error) => ProcessState::Lost(Box::new(error)),
         });
     }
 
-    async fn left_alone(&self) {
-        while let Some(left) = ALONE_MAX.checked_sub(self.alone_since()) {
+    async fn wait_until_idle(&self) {
+        while let Some(left) = IDLE_MAX.checked_sub(self.idle_for()) {
             tokio::time::sleep(left.max(Duration::from_millis(1))).await;
         }
     }
 
-    fn alone_since(&self) -> Duration {
+    fn idle_for(&self) -> Duration {
         lock(&self.touched).elapsed()
     }
 
-    pub(super) fn state(&self) -> State {
+    pub(super) fn state(&self) -> ProcessState {
         self.state.borrow().clone()
     }
 
     pub(super) fn is_running(&self) -> bool {
-        matches!(*self.state.borrow(), State::Running)
+        matches!(*self.state.borrow(), ProcessState::Running)
     }
 
     /// Asks the process to end. It may take its grace time.
@@ -206,15 +208,15 @@ impl Process {
     }
 
     /// Waits until the process has ended.
-    pub(super) async fn ended(&self) {
+    pub(super) async fn wait_until_ended(&self) {
         let mut state = self.state.subscribe();
-        let _ = state.wait_for(|state| !matches!(state, State::Running)).await;
+        let _ = state.wait_for(|state| !matches!(state, ProcessState::Running)).await;
     }
 
     /// Waits until there is something to read, or the process has ended.
-    pub(super) async fn news(&self) {
+    pub(super) async fn wait_for_output(&self) {
         let mut state = self.state.subscribe();
-        let _ = state.wait_for(|state| !matches!(state, State::Running) || self.unread_bytes() > 0).await;
+        let _ = state.wait_for(|state| !matches!(state, ProcessState::Running) || self.unread_bytes() > 0).await;
     }
 
     pub(super) fn unread_bytes(&self) -> usize {
@@ -222,12 +224,12 @@ impl Process {
     }
 
     /// Takes the unread output. An incomplete character at the end stays until the rest of it comes.
-    pub(super) fn take_unread(&self) -> Unread {
+    pub(super) fn take_unread(&self) -> UnreadOutput {
         let is_running = self.is_running();
         let mut unread = lock(&self.unread);
         let mut taken = std::mem::take(&mut *unread);
         if is_running {
-            let rest = taken.bytes.len() - begun_character(taken.bytes.make_contiguous());
+            let rest = taken.bytes.len() - incomplete_character_bytes(taken.bytes.make_contiguous());
             unread.bytes = taken.bytes.split_off(rest);
         }
         taken
@@ -237,8 +239,8 @@ impl Process {
     pub(super) async fn write(&self, bytes: Vec<u8>) -> Result<(), RunError> {
         let sender = lock(&self.stdin).clone();
         let gone = || {
-            let told = format!("`{}` reads nothing more: it has ended, or its input was ended", self.id);
-            RunError::invalid_input(told)
+            let message = format!("`{}` reads nothing more: it has ended, or its input was ended", self.id);
+            RunError::invalid_input(message)
         };
         sender.ok_or_else(gone)?.send(bytes).await.map_err(|_| gone())
     }
@@ -264,7 +266,7 @@ impl OutputSink for Process {
     }
 }
 
-impl Unread {
+impl UnreadOutput {
     fn add(&mut self, bytes: &[u8]) {
         let kept = bytes.get(bytes.len().saturating_sub(UNREAD_BYTES_MAX)..).unwrap_or_default();
         let surplus = (self.bytes.len() + kept.len()).saturating_sub(UNREAD_BYTES_MAX);
@@ -275,7 +277,7 @@ impl Unread {
 }
 
 /// Returns the number of bytes at the end that are the beginning of a character.
-fn begun_character(bytes: &[u8]) -> usize {
+fn incomplete_character_bytes(bytes: &[u8]) -> usize {
     let last = bytes.get(bytes.len().saturating_sub(3)..).unwrap_or_default();
     (1..=last.len())
         .find(|count| {
@@ -295,7 +297,7 @@ mod tests {
 
     #[test]
     fn the_newest_output_is_kept_and_the_rest_is_counted() {
-        let mut unread = Unread::default();
+        let mut unread = UnreadOutput::default();
         unread.add(&vec![b'a'; UNREAD_BYTES_MAX - 2]);
         unread.add(b"bcde");
         assert_eq!((unread.bytes.len(), unread.lost), (UNREAD_BYTES_MAX, 2));
@@ -306,10 +308,10 @@ mod tests {
     }
 
     #[test]
-    fn half_a_character_is_told_from_a_whole_one() {
+    fn an_incomplete_character_is_detected() {
         let whole = "é€😀".as_bytes();
-        let begun: Vec<usize> = (0..=whole.len()).map(|count| begun_character(&whole[..count])).collect();
+        let begun: Vec<usize> = (0..=whole.len()).map(|count| incomplete_character_bytes(&whole[..count])).collect();
         assert_eq!(begun, [0, 1, 0, 1, 2, 0, 1, 2, 3, 0]);
-        assert_eq!(begun_character(b"\xff\xfe"), 0, "what is no text at all is not waited for");
+        assert_eq!(incomplete_character_bytes(b"\xff\xfe"), 0, "what is no text at all is not waited for");
     }
 }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use wieldy_core::name::{did_you_mean, near_misses};
 use wieldy_core::{Outcome, Provider, Run, RunError, Tool, ToolSpec};
 
-use super::process_tools::stands;
+use super::process_tools::describe_state;
 use super::processes::Processes;
 
 /// A tool that returns facts about the caller's own state.
@@ -36,7 +36,7 @@ impl GetState {
         let running = processes.iter().filter(|process| process.is_running()).count();
         facts.insert("processes.running".into(), json!(running));
         for process in processes {
-            let (_, state) = stands(&process, &process.state());
+            let (_, state) = describe_state(&process, &process.state());
             facts.insert(format!("processes.{}", process.id), state["state"].clone());
         }
         facts
@@ -66,18 +66,18 @@ impl Tool for GetState {
             return Ok(Outcome::text(keys.join("\n")).structured(json!({ "keys": keys })));
         };
         let group = format!("{}.", key.trim_end_matches(".*"));
-        let told: BTreeMap<&str, &Value> = facts
+        let selected: BTreeMap<&str, &Value> = facts
             .iter()
             .filter(|(name, _)| **name == key || name.starts_with(&group))
             .map(|(name, value)| (name.as_str(), value))
             .collect();
-        if told.is_empty() {
+        if selected.is_empty() {
             let hint = did_you_mean(&near_misses(&key, facts.keys().map(String::as_str)));
             let hint = hint.unwrap_or_else(|| "call it without a key for the names of all facts".into());
             return Err(RunError::invalid_input(format!("there is no fact `{key}`")).suggest(hint));
         }
-        let lines: Vec<String> = told.iter().map(|(name, value)| format!("{name}: {}", plain(value))).collect();
-        Ok(Outcome::text(lines.join("\n")).structured(json!({ "facts": told })))
+        let lines: Vec<String> = selected.iter().map(|(name, value)| format!("{name}: {}", plain(value))).collect();
+        Ok(Outcome::text(lines.join("\n")).structured(json!({ "facts": selected })))
     }
 }
 

@@ -20,7 +20,7 @@ pub(super) struct Template {
 
 /// The words of a command for one call.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Filled {
+pub(super) struct FilledCommand {
     pub(super) arguments: Vec<String>,
     pub(super) stdin: Option<String>,
 }
@@ -59,7 +59,7 @@ impl Template {
     }
 
     /// Returns the words for these arguments.
-    pub(super) fn fill(&self, arguments: &Value) -> Result<Filled, RunError> {
+    pub(super) fn fill(&self, arguments: &Value) -> Result<FilledCommand, RunError> {
         let nothing = Map::new();
         let given = arguments.as_object().unwrap_or(&nothing);
         let mut words = Vec::new();
@@ -81,7 +81,7 @@ impl Template {
                 joined(word, &given)?
             }
         };
-        Ok(Filled { arguments: words, stdin })
+        Ok(FilledCommand { arguments: words, stdin })
     }
 }
 
@@ -183,8 +183,8 @@ fn refuse_option(filled: &str, word: &[Piece]) -> Result<(), RunError> {
         Some(Piece::Value { name, .. }) => name.as_str(),
         _ => "",
     };
-    let told = format!("the value of `{name}` begins with `-`, so the program would take it for an option");
-    Err(RunError::invalid_input(told)
+    let message = format!("the value of `{name}` begins with `-`, so the program would take it for an option");
+    Err(RunError::invalid_input(message)
         .suggest("a path can be written `./-…`; a manifest can put the word `--` before it"))
 }
 

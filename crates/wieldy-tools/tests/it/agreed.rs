@@ -116,11 +116,11 @@ async fn a_script_that_changed_after_it_was_agreed_to_does_not_run() {
     ];
     for (tool, arguments, meanwhile, what) in attacks {
         let (result, _) = agreed(tool, arguments.clone(), meanwhile).await;
-        let told = (result.text(), result.error.map(|error| (error.code, error.message, error.details)));
+        let ended = (result.text(), result.error.map(|error| (error.code, error.message, error.details)));
         let message = format!("{what} changed after the call was confirmed");
         let details = serde_json::from_value(json!({"cause": "changed"})).unwrap();
         let expected = (String::new(), Some((Code::ConfirmationDenied, message, details)));
-        assert_eq!(told, expected, "{tool} {arguments}");
+        assert_eq!(ended, expected, "{tool} {arguments}");
     }
 }
 

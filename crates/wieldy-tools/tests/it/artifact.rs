@@ -5,7 +5,7 @@ use wieldy_core::{Caller, Held};
 
 use crate::world::{World, whole};
 
-fn kept(world: &World, owner: &Caller, text: &str) -> String {
+fn store_artifact(world: &World, owner: &Caller, text: &str) -> String {
     let mut writer = world.executor().artifacts().create(owner, None, u64::MAX).expect("memory");
     writer.write(text.as_bytes()).expect("memory");
     writer.id().to_string()
@@ -15,14 +15,14 @@ fn kept(world: &World, owner: &Caller, text: &str) -> String {
 async fn an_artifact_is_read_in_pages_that_join_without_a_gap() {
     let world = World::new();
     let text = "grüße ".repeat(100);
-    let id = kept(&world, &Caller::local(), &text);
+    let id = store_artifact(&world, &Caller::local(), &text);
     let (mut offset, mut read) = (json!(0), String::new());
     while !offset.is_null() {
         let result = world.call("GetArtifact", json!({"id": id, "offset": offset, "length": 50})).await;
-        let told = result.structured.clone().expect("a place");
+        let page = result.structured.clone().expect("a place");
         let shown = result.text();
         read.push_str(shown.split("\n[bytes").next().expect("the text"));
-        offset = told["next_offset"].clone();
+        offset = page["next_offset"].clone();
     }
     assert_eq!(read, text);
     let far = world.call("GetArtifact", json!({"id": id, "offset": 1_000_000})).await;
@@ -32,7 +32,7 @@ async fn an_artifact_is_read_in_pages_that_join_without_a_gap() {
 #[tokio::test]
 async fn an_artifact_is_searched_by_line() {
     let world = World::new();
-    let id = kept(&world, &Caller::local(), "one\ntwo\nthree two\n");
+    let id = store_artifact(&world, &Caller::local(), "one\ntwo\nthree two\n");
     let mut result = world.call("GetArtifact", json!({"id": id, "pattern": "two", "limit": 1})).await;
     result.structured.as_mut().expect("matches")["id"] = json!("…");
     insta::assert_snapshot!(whole(&result), @r#"
@@ -71,9 +71,9 @@ async fn an_artifact_is_searched_by_line() {
 async fn an_artifact_of_another_tenant_is_not_there() {
     let world = World::new();
     let owner = Caller { tenant: Some("acme".into()), permissions: Held::All, ..Caller::local() };
-    let id = kept(&world, &owner, "secret");
-    let told = world.refusal("GetArtifact", json!({"id": id})).await;
-    assert!(told.starts_with(&format!("E3302: there is no artifact `{id}`")), "{told}");
+    let id = store_artifact(&world, &owner, "secret");
+    let message = world.refusal("GetArtifact", json!({"id": id})).await;
+    assert!(message.starts_with(&format!("E3302: there is no artifact `{id}`")), "{message}");
     insta::assert_snapshot!(world.refusal("GetArtifact", json!({"id": "artifact:x"})).await, @"
     E3303: `artifact:x` is not an artifact's id
     (take the id from the result of the call that made it; old artifacts are removed)

@@ -103,7 +103,7 @@ const SERVER: &str = r#"perl -MIO::Socket::INET -e '
 const CLIENT: &str = "exec 3<>/dev/tcp/127.0.0.1/8123 && cat <&3";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_in_the_background_is_reached_by_later_calls_of_its_session_and_by_nobody_else() {
+async fn a_background_server_is_reachable_only_from_its_session() {
     let world = World::new();
     let begun = world.call("Bash", json!({"command": SERVER, "background": true})).await;
     let process = begun.structured.as_ref().unwrap()["process"].clone();
@@ -144,7 +144,7 @@ async fn a_process_is_written_to_and_read_in_turns() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_else_sees_a_sessions_processes() {
+async fn other_sessions_do_not_see_a_sessions_processes() {
     let world = World::new();
     let process = world.start("sleep 1000").await;
     let others = [
@@ -157,8 +157,8 @@ async fn nobody_else_sees_a_sessions_processes() {
         assert_eq!(list.structured, Some(json!({"processes": []})));
         for tool in ["ProcessRead", "ProcessWrite", "ProcessStop"] {
             let result = world.by(caller.clone(), tool, json!({"process": process})).await;
-            let told = "this session has no process `p1` in the background";
-            assert_eq!(refusal(&result), (Code::InvalidInput, told.into()), "{tool}");
+            let message = "this session has no process `p1` in the background";
+            assert_eq!(refusal(&result), (Code::InvalidInput, message.into()), "{tool}");
         }
     }
     let list = world.call("ProcessList", json!({})).await;
@@ -175,8 +175,8 @@ async fn nobody_else_sees_a_sessions_processes() {
 async fn without_a_session_nothing_runs_in_the_background() {
     let world = World::new();
     let result = world.by(Caller::local(), "Bash", json!({"command": "touch ran", "background": true})).await;
-    let told = "what runs in the background belongs to a session, and this call is part of none";
-    assert_eq!(refusal(&result), (Code::InvalidInput, told.into()));
+    let message = "what runs in the background belongs to a session, and this call is part of none";
+    assert_eq!(refusal(&result), (Code::InvalidInput, message.into()));
     assert_eq!(result.attempts, 1);
     assert!(!world.workspace.path().join("ran").exists());
     let result = world.by(Caller::local(), "ProcessList", json!({})).await;
@@ -184,18 +184,18 @@ async fn without_a_session_nothing_runs_in_the_background() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_process_that_fails_at_once_is_told_by_the_call_that_started_it() {
+async fn a_process_that_fails_at_once_is_reported_by_the_starting_call() {
     let world = World::new();
     // The sandbox exists already. On a busy machine the process may still end after the call, so its output is then
     // read.
     world.call("Bash", json!({"command": "true"})).await;
     let result = world.call("Bash", json!({"command": "echo no; exit 7", "background": true})).await;
     let ended = "[p1 ended with exit code 7]\n";
-    let mut told = result.text().replace("[p1 runs]\n", "");
-    if !told.ends_with(ended) {
-        told.push_str(&world.read_until("p1", ended).await);
+    let mut output = result.text().replace("[p1 runs]\n", "");
+    if !output.ends_with(ended) {
+        output.push_str(&world.read_until("p1", ended).await);
     }
-    assert_eq!(told, format!("no\n{ended}"));
+    assert_eq!(output, format!("no\n{ended}"));
     let result = world.call("Bash", json!({"command": "true", "background": true, "folder": "none"})).await;
     assert_eq!(refusal(&result).0, Code::FileNotFound);
 }
@@ -230,15 +230,15 @@ async fn a_process_is_lost_with_the_sandbox_of_its_session() {
     let process = world.start("sleep 1000").await;
     let id = world.native.list()[0].sandbox.id.clone();
     assert!(world.native.destroy(&id).await);
-    let told = world.read_until(&process, "p1 was lost").await;
-    assert!(told.contains("[p1 was lost: the sandbox ended unexpectedly"), "{told}");
+    let output = world.read_until(&process, "p1 was lost").await;
+    assert!(output.contains("[p1 was lost: the sandbox ended unexpectedly"), "{output}");
     assert_eq!(world.alive(), 0);
     let again = world.call("Bash", json!({"command": "echo again"})).await;
     assert_eq!(again.text(), "again\n");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_newest_output_is_kept_and_the_rest_is_told_to_be_lost() {
+async fn the_newest_output_is_kept_and_the_loss_is_reported() {
     let world = World::new();
     let process = world.start("read; head -c 3000000 /dev/zero | tr '\\0' x").await;
     world.call("ProcessWrite", json!({"process": process, "text": "go\n"})).await;
@@ -262,8 +262,8 @@ async fn a_command_gets_a_terminal_of_the_size_that_was_asked_for() {
     let size = json!({"command": "stty size", "terminal": {"rows": 5, "columns": 300}});
     assert_eq!(world.call("Bash", size).await.text().replace('\r', ""), "5 300\n");
     let read = json!({"command": "stty -echo; cat; echo end", "terminal": true, "stdin": "typed"});
-    let told = world.call("Bash", read).await.text();
-    assert!(told.ends_with("end\r\n") && told.contains("typed"), "{told}");
+    let output = world.call("Bash", read).await.text();
+    assert!(output.ends_with("end\r\n") && output.contains("typed"), "{output}");
     let none = json!({"command": "test -t 1 || echo none", "terminal": false});
     assert_eq!(world.call("Bash", none).await.text(), "none\n");
 }
@@ -277,8 +277,8 @@ async fn a_terminal_in_the_background_is_typed_into() {
     world.call("ProcessWrite", json!({"process": "p1", "text": "typed\n"})).await;
     world.read_until("p1", "<typed>\r\n").await;
     world.call("ProcessWrite", json!({"process": "p1", "text": "more\n", "end": true})).await;
-    let told = world.read_until("p1", "ended with exit code 0").await;
-    assert_eq!(told, "more\r\nend\r\n[p1 ended with exit code 0]\n");
+    let output = world.read_until("p1", "ended with exit code 0").await;
+    assert_eq!(output, "more\r\nend\r\n[p1 ended with exit code 0]\n");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -332,7 +332,7 @@ impl Sandbox for Patient {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_session_leaves_alone_for_an_hour_is_ended() {
+async fn a_process_unused_for_an_hour_is_ended() {
     let mut builder = Executor::builder().sandbox(Patient).tools(shell_tools(BTreeMap::new()));
     builder.isolation = Level::None;
     builder.workspace = std::env::temp_dir();

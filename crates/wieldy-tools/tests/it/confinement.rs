@@ -61,8 +61,8 @@ async fn p_fs_01_no_spelling_of_a_path_leads_outside() {
     ] {
         assert_all_refused(&world, path, DENIED).await;
     }
-    let told = world.refusal("Read", json!({"path": "../outside/secret.txt"})).await;
-    insta::assert_snapshot!(told, @"
+    let message = world.refusal("Read", json!({"path": "../outside/secret.txt"})).await;
+    insta::assert_snapshot!(message, @"
     E3105: `../outside/secret.txt` leads outside the workspace
     (give a path relative to the workspace, such as `src/main.rs`; what lies outside cannot be reached)
     ");
@@ -131,8 +131,8 @@ async fn p_fs_04_no_file_is_made_below_a_linked_folder_outside() {
     let world = World::new();
     world.put("inside/a.txt", "").link("folder", world.outside("")).link("up", "..").link("near", "inside");
     for path in ["folder/new.txt", "folder/a/b/new.txt", "up/outside/new.txt", "near/../../outside/new.txt"] {
-        let told = world.refusal("Write", json!({"path": path, "content": "x"})).await;
-        assert!(told.starts_with("E3105"), "{path}: {told}");
+        let message = world.refusal("Write", json!({"path": path, "content": "x"})).await;
+        assert!(message.starts_with("E3105"), "{path}: {message}");
     }
     world.assert_outside_untouched();
     world.text("Write", json!({"path": "near/new.txt", "content": "x"})).await;
@@ -140,7 +140,7 @@ async fn p_fs_04_no_file_is_made_below_a_linked_folder_outside() {
 }
 
 #[tokio::test]
-async fn p_fs_05_whoever_exchanges_folders_and_links_gains_nothing() {
+async fn p_fs_05_exchanging_folders_and_links_gains_nothing() {
     const ROUNDS: usize = 1600;
     let world = World::new();
     world.put("d/secret.txt", "inside").link("l", world.outside(""));
@@ -174,9 +174,9 @@ struct Swapper {
 impl Swapper {
     fn start(folder: PathBuf, link: PathBuf) -> Self {
         let over = Arc::new(AtomicBool::new(false));
-        let told = over.clone();
+        let is_over = over.clone();
         let thread = std::thread::spawn(move || {
-            while !told.load(Ordering::Relaxed) {
+            while !is_over.load(Ordering::Relaxed) {
                 renameat_with(CWD, &folder, CWD, &link, RenameFlags::EXCHANGE).expect("both are there");
             }
         });
@@ -206,8 +206,8 @@ async fn p_fs_06_links_of_the_kernel_are_not_followed() {
     let proc = World::at("/proc/self".into(), tempfile::tempdir().expect("a folder"));
     for path in ["root/etc/passwd", "cwd/Cargo.toml", "fd/0", "root"] {
         for (tool, arguments) in [("Read", json!({"path": path})), ("List", json!({"path": path}))] {
-            let told = proc.refusal(tool, arguments).await;
-            assert!(told.starts_with("E3105"), "{tool} {path}: {told}");
+            let message = proc.refusal(tool, arguments).await;
+            assert!(message.starts_with("E3105"), "{tool} {path}: {message}");
         }
     }
     assert!(!proc.text("Read", json!({"path": "comm"})).await.is_empty(), "what is no link is read");
@@ -215,8 +215,8 @@ async fn p_fs_06_links_of_the_kernel_are_not_followed() {
 
 async fn assert_all_refused_but_deletion(world: &World, path: &str) {
     for (tool, arguments) in attacks(path).into_iter().filter(|(tool, _)| *tool != "Delete") {
-        let told = world.refusal(tool, arguments).await;
-        assert!(told.starts_with("E3105"), "{tool} {path}: {told}");
+        let message = world.refusal(tool, arguments).await;
+        assert!(message.starts_with("E3105"), "{tool} {path}: {message}");
     }
 }
 
@@ -246,8 +246,8 @@ async fn p_fs_08_pipes_sockets_and_devices_are_refused_at_once() {
     let before = Instant::now();
     for path in ["pipe", "socket", "to-pipe"] {
         for (tool, arguments) in attacks(path).into_iter().filter(|(tool, _)| *tool != "Delete") {
-            let told = world.refusal(tool, arguments).await;
-            assert!(told.starts_with("E3303: `"), "{tool} {path}: {told}");
+            let message = world.refusal(tool, arguments).await;
+            assert!(message.starts_with("E3303: `"), "{tool} {path}: {message}");
         }
     }
     insta::assert_snapshot!(world.refusal("Read", json!({"path": "pipe"})).await, @"E3303: `pipe` is a named pipe, not a file");

@@ -93,21 +93,21 @@ fn assert_passed(result: &ToolResult, limit: &str, allowed: u64) {
         false => amount.to_string(),
     };
     let (used, allowed) = (amount(used), amount(allowed));
-    let told = match error.details.get("session_used").and_then(|all| all.as_u64()) {
+    let message = match error.details.get("session_used").and_then(|all| all.as_u64()) {
         None => format!("the run passed its limit `{limit}`: it used {used}, allowed are {allowed}"),
         Some(all) => format!(
             "the session or sandbox passed its limit `{limit}`: its calls used {} together, this one {used}, allowed are {allowed}",
             amount(all)
         ),
     };
-    assert_eq!(error.message, told);
+    assert_eq!(error.message, message);
     assert_eq!(result.sandbox.as_ref().unwrap().level, Level::Native);
     assert!(result.text().starts_with("begun\n"), "what it printed before is there: {result:?}");
 }
 
 /// P-SBX-14.
 #[tokio::test]
-async fn a_limit_that_was_passed_is_named_with_what_was_allowed_and_used() {
+async fn an_exceeded_limit_is_named_with_allowance_and_usage() {
     let tool = |name: &str, code: &str, limit: &str| {
         format!(
             "[[tool]]\nname = \"{name}\"\ndescription = \"\"\ncommand = [\"python3\", \"-uc\", {}]\n[tool.limits]\n{limit}\n",
@@ -144,10 +144,10 @@ async fn a_limit_that_was_passed_is_named_with_what_was_allowed_and_used() {
 }
 
 #[tokio::test]
-async fn output_beyond_its_limit_is_counted_and_the_call_goes_well() {
+async fn output_beyond_its_limit_is_counted_and_the_call_succeeds() {
     let world = World::new("", |_| ());
     let command = "head -c 300000 /dev/zero | tr '\\0' x; head -c 300000 /dev/zero | tr '\\0' y >&2";
-    for (output_bytes, kept, told) in [
+    for (output_bytes, kept, phrase) in [
         (600_000, 600_000, "the whole is"),
         (599_999, 599_999, "the first 599999 of 600000 bytes are"),
         (100, 100, "the first 100 of 600000 bytes are"),
@@ -157,8 +157,8 @@ async fn output_beyond_its_limit_is_counted_and_the_call_goes_well() {
         assert_eq!((result.status, result.partial), (Status::Success, true));
         let id = result.artifact.unwrap();
         let left_out = 600_000 - output_bytes.min(64 * 1024);
-        let told = format!("\n… {left_out} of 600000 bytes left out; {told} {id} …\n");
-        assert!(result.text().contains(&told), "{told}");
+        let phrase = format!("\n… {left_out} of 600000 bytes left out; {phrase} {id} …\n");
+        assert!(result.text().contains(&phrase), "{phrase}");
         let info = world.executor.artifacts().describe(id, &Caller::local()).unwrap();
         assert_eq!((info.kept_bytes, info.total_bytes), (kept, 600_000));
     }
@@ -166,7 +166,7 @@ async fn output_beyond_its_limit_is_counted_and_the_call_goes_well() {
 
 /// P-SBX-17.
 #[tokio::test]
-async fn floods_of_single_bytes_and_of_what_is_no_text_pass_and_the_neighbour_works() {
+async fn floods_of_single_and_invalid_bytes_do_not_disturb_other_calls() {
     let world = World::new("", |_| ());
     let [single, invalid] = [
         (
@@ -198,7 +198,7 @@ fn listed(builder: &mut ExecutorBuilder) {
 }
 
 #[tokio::test]
-async fn what_a_command_was_refused_is_in_its_result_and_an_event_of_its_call() {
+async fn denials_are_in_the_result_and_in_the_events_of_the_call() {
     let manifest = format!(
         "[[tool]]\nname = \"json\"\ndescription = \"\"\noutput = \"json\"\ncommand = [\"bash\", \"-c\", {}]\n",
         json!(format!("{ASK} echo $status").replace('{', "{{").replace('}', "}}"))
@@ -232,13 +232,13 @@ fn refused(path: &str, reason: &str) -> (String, String) {
 }
 
 #[tokio::test]
-async fn a_command_that_failed_at_what_its_sandbox_refuses_ends_with_a_violation() {
+async fn a_command_that_failed_after_a_denial_ends_with_a_violation() {
     const READ_ONLY: &str =
         "it is read-only in a sandbox, as all of the system is; write to the workspace or to `/tmp`";
     const HIDDEN: &str = "it is hidden, as secrets and the executor's own files are; `sandbox.shown` is where an operator shows a secret";
     let world = World::new("", |_| ());
     std::fs::write(world.workspace.path().join(".env"), "SECRET=1").unwrap();
-    let mut told = Vec::new();
+    let mut expected = Vec::new();
     for (number, (command, path, reason)) in
         [("touch /etc/new", "/etc/new", READ_ONLY), ("cat .env", ".env", HIDDEN)].into_iter().enumerate()
     {
@@ -255,7 +255,7 @@ async fn a_command_that_failed_at_what_its_sandbox_refuses_ends_with_a_violation
             "do without it, or work in the workspace and in `/tmp`; what else there is, an operator grants";
         assert_eq!(error.suggestion.as_deref(), Some(suggestion));
         assert_eq!(result.structured, Some(json!({"exit_code": 1, "refused": [line]})));
-        told.push((Some(number), line));
+        expected.push((Some(number), line));
     }
     // A program may print false denials: they are recorded for its own call, only a few times, and without known
     // secrets.
@@ -268,7 +268,7 @@ async fn a_command_that_failed_at_what_its_sandbox_refuses_ends_with_a_violation
     assert_eq!(liar.structured.as_ref().unwrap()["refused"].as_array().unwrap().len(), 4);
     let mut violations = world.violations();
     let lies = violations.split_off(2);
-    assert_eq!(violations, told);
+    assert_eq!(violations, expected);
     assert_eq!(lies.iter().map(|(call, _)| *call).collect::<Vec<_>>(), [Some(2); 4]);
     let shown: Vec<_> = world.journal.events().iter().map(|event| event.data().to_string()).collect();
     assert!(shown.iter().any(|event| event.contains("file system: /srv/[")), "{shown:?}");
@@ -289,7 +289,7 @@ async fn a_command_that_failed_at_what_its_sandbox_refuses_ends_with_a_violation
 }
 
 #[tokio::test]
-async fn refusals_of_a_process_in_the_background_come_as_events_and_fail_nobody_else() {
+async fn denials_of_a_background_process_are_events_and_fail_no_other_call() {
     let world = World::new("", listed);
     let mut seen = world.executor.subscribe(wieldy_core::Filter::default(), 1000);
     let mut next_violation = async || {
@@ -324,20 +324,20 @@ async fn refusals_of_a_process_in_the_background_come_as_events_and_fail_nobody_
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         go_on().await;
-        let told = [next_violation().await, next_violation().await];
+        let reported = [next_violation().await, next_violation().await];
         std::fs::write(world.workspace.path().join("asked"), "").unwrap();
-        told
+        reported
     };
-    let (innocent, told) = tokio::join!(innocent, asking);
+    let (innocent, reported) = tokio::join!(innocent, asking);
     let shared = format!("{REFUSED} (by this or another command in the same sandbox)");
     assert_eq!(innocent.error.as_ref().unwrap().code, Code::NonzeroExit, "{innocent:?}");
     assert_eq!(innocent.structured, Some(json!({"exit_code": 3, "refused": [shared]})));
-    let mut told_to = told.map(|(execution, _, message)| {
+    let mut executions = reported.map(|(execution, _, message)| {
         assert_eq!(message, shared);
         execution
     });
-    told_to.sort();
-    assert_eq!(told_to, [None, Some(innocent.execution_id)]);
+    executions.sort();
+    assert_eq!(executions, [None, Some(innocent.execution_id)]);
 
     // A later call does not list the denial.
     let after = world.by(session("one"), "Bash", json!({"command": "exit 4"})).await;

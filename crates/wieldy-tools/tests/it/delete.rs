@@ -50,11 +50,11 @@ async fn the_workspace_itself_is_never_deleted() {
     let world = World::new();
     world.put("a/b.txt", "");
     for path in [".", "./", "a/..", "a/../.", world.path("").to_str().expect("a path")] {
-        let told = world.refusal("Delete", json!({"path": path, "recursive": true})).await;
-        assert!(told.starts_with("E3303: `"), "{path}: {told}");
+        let message = world.refusal("Delete", json!({"path": path, "recursive": true})).await;
+        assert!(message.starts_with("E3303: `"), "{path}: {message}");
     }
-    let told = world.refusal("Delete", json!({"path": "a/../../ws", "recursive": true})).await;
-    assert!(told.starts_with("E3105"), "{told}");
+    let message = world.refusal("Delete", json!({"path": "a/../../ws", "recursive": true})).await;
+    assert!(message.starts_with("E3105"), "{message}");
     assert_eq!(world.names(), ["a"]);
 }
 

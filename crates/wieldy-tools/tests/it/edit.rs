@@ -81,15 +81,15 @@ async fn encoding_mark_and_line_ends_stay_as_they_are() {
     assert_eq!(std::fs::read(world.path("wide.txt")).expect("there"), wide("\u{FEFF}servus\r\nalles\r\n"));
     assert_eq!(world.content("marked.txt"), "\u{FEFF}servus\r\nalles\r\n");
     assert_eq!(std::fs::read(world.path("latin.txt")).expect("there"), b"gr\xFC\xDFe\r\nalles\r\n");
-    let told = world.refusal("Edit", json!({"path": "latin.txt", "old": "alles", "new": "schön"})).await;
-    insta::assert_snapshot!(told, @"
+    let message = world.refusal("Edit", json!({"path": "latin.txt", "old": "alles", "new": "schön"})).await;
+    insta::assert_snapshot!(message, @"
     E3303: `latin.txt` is not UTF-8, so only ASCII text can be replaced in it
     (convert the file to UTF-8 first)
     ");
 }
 
 #[tokio::test]
-async fn what_cannot_be_edited_is_refused() {
+async fn files_that_cannot_be_edited_are_refused() {
     let world = World::new();
     world.put("program", b"a\0b").put("folder/x", "");
     let refusal = |path: &str| world.refusal("Edit", json!({"path": path, "old": "a", "new": "b"}));

@@ -28,14 +28,14 @@ async fn secrets_are_neither_read_nor_changed() {
             ("Write", json!({"path": path, "content": "mine"})),
             ("Edit", json!({"path": path, "old": "token", "new": "mine"})),
         ] {
-            let told = world.refusal(tool, arguments).await;
-            assert!(told.starts_with("E3105: `"), "{tool} {path}: {told}");
-            assert!(told.contains("is hidden") && !told.contains(CANARY), "{tool} {path}: {told}");
+            let message = world.refusal(tool, arguments).await;
+            assert!(message.starts_with("E3105: `"), "{tool} {path}: {message}");
+            assert!(message.contains("is hidden") && !message.contains(CANARY), "{tool} {path}: {message}");
         }
     }
     for path in SECRETS.into_iter().chain([".ssh", "a", "a/b", "sub", ".config", "folder/id"]) {
-        let told = world.refusal("Delete", json!({"path": path, "recursive": true})).await;
-        assert!(told.starts_with("E3105: `"), "{path}: {told}");
+        let message = world.refusal("Delete", json!({"path": path, "recursive": true})).await;
+        assert!(message.starts_with("E3105: `"), "{path}: {message}");
     }
     for path in SECRETS {
         assert_eq!(world.content(path), format!("token {CANARY}"), "{path}");
@@ -47,7 +47,7 @@ async fn secrets_are_neither_read_nor_changed() {
 }
 
 #[tokio::test]
-async fn secrets_are_not_found_by_what_is_in_them() {
+async fn a_search_does_not_look_into_secrets() {
     let world = with_secrets();
     let arguments = json!({"pattern": "token", "hidden": true, "ignored": true});
     let found = world.call("Search", arguments).await;
@@ -59,28 +59,28 @@ async fn secrets_are_not_found_by_what_is_in_them() {
 }
 
 #[tokio::test]
-async fn what_is_shown_by_rule_is_read_and_what_is_hidden_by_rule_is_not() {
+async fn files_shown_by_rule_are_read_and_files_hidden_by_rule_are_not() {
     let rules = FileRules { shown: vec![".env".into()], hidden: vec!["keys".into()], ..FileRules::default() };
     let world = with_secrets().ruled(rules);
     world.put("keys/one", CANARY);
     assert!(world.call("Read", json!({"path": ".env"})).await.is_success());
-    let told = world.refusal("Read", json!({"path": "keys/one"})).await;
-    assert!(told.starts_with("E3105: `keys/one` is hidden"), "{told}");
+    let message = world.refusal("Read", json!({"path": "keys/one"})).await;
+    assert!(message.starts_with("E3105: `keys/one` is hidden"), "{message}");
 }
 
 #[tokio::test]
-async fn what_is_no_secret_yet_can_be_written() {
+async fn a_missing_secret_can_be_written_and_not_read_back() {
     let world = World::new();
     for path in [".env", "new/.npmrc", "sub/.ssh"] {
         let made = world.call("Write", json!({"path": path, "content": "a=1", "create_folders": true})).await;
         assert!(made.is_success(), "{path}: {made:?}");
-        let told = world.refusal("Read", json!({"path": path})).await;
-        assert!(told.starts_with("E3105"), "{path}: {told}");
+        let message = world.refusal("Read", json!({"path": path})).await;
+        assert!(message.starts_with("E3105"), "{path}: {message}");
     }
 }
 
 #[tokio::test]
-async fn what_others_execute_is_not_changed_and_not_made() {
+async fn protected_files_are_neither_changed_nor_made() {
     let own = |world: &World| vec![world.path("state").canonicalize().unwrap_or_else(|_| world.path("state"))];
     let world = World::new();
     let rules = FileRules { own: own(&world), protected: vec!["conf/my.toml".into()], ..FileRules::default() };
@@ -101,12 +101,12 @@ async fn what_others_execute_is_not_changed_and_not_made() {
     let before = world.names();
     for path in paths {
         let write = json!({"path": path, "content": "mine", "create_folders": true});
-        let told = world.refusal("Write", write).await;
-        assert!(told.starts_with(&format!("E3105: `{path}` is protected")), "{path}: {told}");
+        let message = world.refusal("Write", write).await;
+        assert!(message.starts_with(&format!("E3105: `{path}` is protected")), "{path}: {message}");
     }
     for path in [".git", ".git/config", ".envrc", "conf", "conf/my.toml"] {
-        let told = world.refusal("Delete", json!({"path": path, "recursive": true})).await;
-        assert!(told.starts_with("E3105"), "{path}: {told}");
+        let message = world.refusal("Delete", json!({"path": path, "recursive": true})).await;
+        assert!(message.starts_with("E3105"), "{path}: {message}");
     }
     assert_eq!(world.names(), before, "nothing was made on the way");
     insta::assert_snapshot!(world.refusal("Edit", json!({"path": ".git/config", "old": "a", "new": "b"})).await, @"
@@ -126,13 +126,13 @@ async fn a_repository_behind_a_link_is_protected_as_well() {
     let world = World::new();
     world.put("real/config", "").link(".git", "real");
     for path in ["real/hooks/pre-commit", ".git/hooks/pre-commit", ".git/config"] {
-        let told = world.refusal("Write", json!({"path": path, "content": "mine", "create_folders": true})).await;
-        assert!(told.starts_with("E3105"), "{path}: {told}");
+        let message = world.refusal("Write", json!({"path": path, "content": "mine", "create_folders": true})).await;
+        assert!(message.starts_with("E3105"), "{path}: {message}");
     }
 }
 
 #[tokio::test]
-async fn what_a_hidden_or_protected_name_leads_to_is_as_the_name() {
+async fn link_targets_follow_the_rules_of_their_links() {
     let rules = FileRules { hidden: vec!["plink".into()], ..FileRules::default() };
     let world = World::new().ruled(rules);
     world.put("config/prod.env", CANARY).put("private/a", CANARY).put("deep/secret", CANARY);
@@ -141,8 +141,8 @@ async fn what_a_hidden_or_protected_name_leads_to_is_as_the_name() {
     world.link(".mcp.json", "first").link("first", "config/mcp.json").link(".vscode", "editor");
     world.link(".git/hooks", "../githooks");
     for path in [".env", "config/prod.env", "plink/a", "private/a", "sub/.netrc"] {
-        let told = world.refusal("Read", json!({"path": path})).await;
-        assert!(told.starts_with("E3105"), "{path}: {told}");
+        let message = world.refusal("Read", json!({"path": path})).await;
+        assert!(message.starts_with("E3105"), "{path}: {message}");
     }
     let found = world.call("Search", json!({"pattern": "canary", "path": "config", "hidden": true})).await;
     assert!(!whole(&found).contains(CANARY), "{found:?}");
@@ -158,29 +158,29 @@ async fn what_a_hidden_or_protected_name_leads_to_is_as_the_name() {
         "sub/.netrc",
     ];
     for path in written {
-        let told = world.refusal("Write", json!({"path": path, "content": "mine"})).await;
-        assert!(told.starts_with("E3105"), "{path}: {told}");
+        let message = world.refusal("Write", json!({"path": path, "content": "mine"})).await;
+        assert!(message.starts_with("E3105"), "{path}: {message}");
     }
     // The links on the path and the folders around them cannot be deleted either.
     for path in ["first", ".mcp.json", ".git/hooks", "plink", "config", "githooks"] {
-        let told = world.refusal("Delete", json!({"path": path, "recursive": true})).await;
-        assert!(told.starts_with("E3105"), "{path}: {told}");
+        let message = world.refusal("Delete", json!({"path": path, "recursive": true})).await;
+        assert!(message.starts_with("E3105"), "{path}: {message}");
     }
     assert!(world.call("Write", json!({"path": "config/other.json", "content": "mine"})).await.is_success());
 }
 
 #[tokio::test]
-async fn what_is_in_a_hidden_folder_is_not_even_named() {
+async fn files_in_a_hidden_folder_are_not_even_named() {
     let world = with_secrets();
-    let told = world.refusal("Read", json!({"path": ".ssh/ip"})).await;
-    assert!(!told.contains(".ssh/id"), "{told}");
+    let message = world.refusal("Read", json!({"path": ".ssh/ip"})).await;
+    assert!(!message.contains(".ssh/id"), "{message}");
     for (tool, arguments) in [
         ("List", json!({"path": ".ssh", "hidden": true, "ignored": true})),
         ("Glob", json!({"path": "folder", "pattern": "**", "hidden": true, "ignored": true})),
         ("Search", json!({"path": ".ssh", "pattern": "token", "hidden": true, "ignored": true})),
     ] {
-        let told = world.refusal(tool, arguments).await;
-        assert!(told.starts_with("E3105: `.ssh` is hidden"), "{tool}: {told}");
+        let message = world.refusal(tool, arguments).await;
+        assert!(message.starts_with("E3105: `.ssh` is hidden"), "{tool}: {message}");
     }
     for (tool, arguments) in [
         ("List", json!({"path": ".", "depth": 5, "hidden": true, "ignored": true})),
@@ -192,7 +192,7 @@ async fn what_is_in_a_hidden_folder_is_not_even_named() {
 }
 
 #[tokio::test]
-async fn nothing_is_made_on_a_way_that_leads_back() {
+async fn no_folder_is_made_for_a_path_that_leads_back() {
     let world = World::new();
     for path in ["new/../wieldy.toml/x", "new/../.git/hooks/x", "new/../x"] {
         let result = world.call("Write", json!({"path": path, "content": "mine", "create_folders": true})).await;
@@ -227,12 +227,12 @@ async fn placeholders_of_sandboxes_are_neither_shown_nor_read() {
     assert_eq!(world.text("List", everything).await, "plain.txt  5 B");
     assert_eq!(world.text("Glob", json!({"pattern": "**", "hidden": true, "ignored": true})).await, "plain.txt");
     for path in ["wieldy.toml", ".mcp.json", "refs", ".git/commondir"] {
-        let told = world.refusal("Read", json!({"path": path})).await;
-        assert!(told.starts_with(&format!("E3302: there is no `{path}`")), "{told}");
+        let message = world.refusal("Read", json!({"path": path})).await;
+        assert!(message.starts_with(&format!("E3302: there is no `{path}`")), "{message}");
     }
     for path in [".vscode", ".git", ".git/hooks"] {
-        let told = world.refusal("List", json!({"path": path})).await;
-        assert!(told.starts_with(&format!("E3302: there is no `{path}`")), "{told}");
+        let message = world.refusal("List", json!({"path": path})).await;
+        assert!(message.starts_with(&format!("E3302: there is no `{path}`")), "{message}");
     }
     // A placeholder that a person has changed is shown from then on.
     world.put(".mcp.json", "{\"mcpServers\": {}}").put(".vscode/tasks.json", "{}");
@@ -247,12 +247,12 @@ async fn the_file_tools_make_no_bare_repository() {
     for path in ["HEAD", "objects/info", "config"] {
         world.call("Write", json!({"path": path, "content": "x", "create_folders": true})).await;
     }
-    let told = world.refusal("Write", json!({"path": "refs/heads/x", "content": "x", "create_folders": true})).await;
-    assert!(told.starts_with("E3105: `refs/heads/x`"), "{told}");
+    let message = world.refusal("Write", json!({"path": "refs/heads/x", "content": "x", "create_folders": true})).await;
+    assert!(message.starts_with("E3105: `refs/heads/x`"), "{message}");
     // The same without a sandbox's placeholder. Folders of these names elsewhere in the project are allowed.
     std::fs::remove_file(world.path("refs")).unwrap();
-    let told = world.refusal("Write", json!({"path": "refs/heads/x", "content": "x", "create_folders": true})).await;
-    assert!(told.starts_with("E3105: `refs/heads/x`"), "{told}");
+    let message = world.refusal("Write", json!({"path": "refs/heads/x", "content": "x", "create_folders": true})).await;
+    assert!(message.starts_with("E3105: `refs/heads/x`"), "{message}");
     world.call("Write", json!({"path": "docs/refs/heads", "content": "x", "create_folders": true})).await;
 }
 
@@ -263,8 +263,8 @@ async fn the_file_tools_leave_the_folders_of_a_bare_repository_where_they_are() 
         let world = World::new();
         std::fs::create_dir(world.path("refs")).unwrap();
         std::fs::write(world.path("objects"), "").unwrap();
-        let told = world.refusal("Delete", json!({"path": name, "recursive": true})).await;
-        assert!(told.starts_with(&format!("E3105: `{name}`")), "{told}");
+        let message = world.refusal("Delete", json!({"path": name, "recursive": true})).await;
+        assert!(message.starts_with(&format!("E3105: `{name}`")), "{message}");
         assert!(world.path(name).exists());
         // The twin: files in the folder are the project's own.
         world.call("Write", json!({"path": "refs/book.md", "content": "x"})).await;

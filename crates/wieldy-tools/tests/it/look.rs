@@ -212,7 +212,7 @@ async fn rules_are_read_only_so_far_with_those_above_them() {
 }
 
 #[tokio::test]
-async fn what_only_looks_needs_the_right_to_read_and_what_changes_the_right_to_write() {
+async fn looking_needs_the_right_to_read_and_changing_the_right_to_write() {
     let world = project();
     let reader = Caller { permissions: wieldy_core::Held::only(["files.read"]), ..Caller::agent("reader") };
     let allowed = [

@@ -122,7 +122,7 @@ fn with_slow_tools(root: &std::path::Path) -> Executor {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_command_tool_writes_through_a_link_is_ordered_too() {
+async fn writes_of_command_tools_through_links_are_ordered_too() {
     let world = World::new();
     let executor = with_slow_tools(&world.path(""));
     std::fs::create_dir(world.path("real")).expect("a folder");

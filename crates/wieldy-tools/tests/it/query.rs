@@ -30,7 +30,7 @@ fn project() -> World {
 }
 
 /// Stores an artifact as from a call of this caller in this workspace.
-fn kept(world: &World, owner: &Caller, workspace: Option<&str>, text: &str) -> String {
+fn store_artifact(world: &World, owner: &Caller, workspace: Option<&str>, text: &str) -> String {
     let mut writer = world.executor().artifacts().create(owner, workspace, u64::MAX).expect("memory");
     writer.write(text.as_bytes()).expect("memory");
     writer.id().to_string()
@@ -44,7 +44,7 @@ fn without_times(text: &str) -> String {
 async fn files_folders_and_artifacts_come_in_one_answer() {
     let world = project();
     let workspace = world.path("").canonicalize().unwrap();
-    let id = kept(&world, &Caller::local(), workspace.to_str(), "needle in an artifact");
+    let id = store_artifact(&world, &Caller::local(), workspace.to_str(), "needle in an artifact");
     let text = world.text("QueryVFS", json!({})).await;
     insta::assert_snapshot!(without_times(&text.replace(&id, "artifact:[id]")), @"
     big.txt  2000 bytes  2023-11-14T22:30:00Z
@@ -84,7 +84,7 @@ async fn files_folders_and_artifacts_come_in_one_answer() {
 async fn each_condition_narrows_the_answer() {
     let world = project();
     let workspace = world.path("").canonicalize().unwrap();
-    let id = kept(&world, &Caller::local(), workspace.to_str(), "a needle\n");
+    let id = store_artifact(&world, &Caller::local(), workspace.to_str(), "a needle\n");
     let query = async |arguments| {
         let result = world.call("QueryVFS", arguments).await;
         let finds = result.structured.unwrap()["finds"].clone();
@@ -114,7 +114,7 @@ async fn each_condition_narrows_the_answer() {
 }
 
 #[tokio::test]
-async fn the_limit_is_told() {
+async fn the_limit_is_reported() {
     let world = project();
     let result = world.call("QueryVFS", json!({"kind": "folder", "limit": 1})).await;
     assert_eq!((without_times(&result.text()), result.partial), ("src/  [now]\n[only the first 1]".into(), true));
@@ -134,9 +134,9 @@ async fn only_own_artifacts_are_listed() {
         ..Caller::local()
     };
     let ada = caller("ada", "acme", "eve");
-    let id = kept(&world, &ada, here, "own");
-    kept(&world, &ada, Some("/elsewhere"), "of another workspace");
-    kept(&world, &ada, None, "of no known workspace");
+    let id = store_artifact(&world, &ada, here, "own");
+    store_artifact(&world, &ada, Some("/elsewhere"), "of another workspace");
+    store_artifact(&world, &ada, None, "of no known workspace");
     let query = async |caller: Caller| {
         let call = Call::new("QueryVFS", json!({"kind": "artifact"})).by(Arc::new(caller));
         without_times(&world.executor().call(call).await.text()).replace(&id, "own")
@@ -162,7 +162,7 @@ async fn hidden_files_are_not_even_named() {
 }
 
 #[tokio::test]
-async fn mistakes_are_told() {
+async fn mistakes_are_reported() {
     let world = project();
     insta::assert_snapshot!(world.refusal("QueryVFS", json!({"changed_since": "yesterday"})).await, @"E3303: `yesterday` is neither a time such as `2026-11-16T08:00:00Z` nor one back from now such as `2h`");
     insta::assert_snapshot!(world.refusal("QueryVFS", json!({"kind": "vault"})).await, @r#"

@@ -32,13 +32,13 @@ async fn a_file_is_read_whole_with_its_hash_and_line_count() {
 }
 
 #[tokio::test]
-async fn some_lines_are_read_and_the_range_is_told() {
+async fn some_lines_are_read_and_the_range_is_reported() {
     let world = World::new();
     world.put("a.txt", "one\r\ntwo\r\nthree\r\n").put("empty.txt", "");
     let result = world.call("Read", json!({"path": "a.txt", "from_line": 2, "lines": 1})).await;
     assert_eq!(result.text(), "two\r\n");
-    let told = result.structured.expect("a range");
-    assert_eq!((&told["from_line"], &told["lines"], &told["total_lines"]), (&json!(2), &json!(1), &json!(3)));
+    let range = result.structured.expect("a range");
+    assert_eq!((&range["from_line"], &range["lines"], &range["total_lines"]), (&json!(2), &json!(1), &json!(3)));
     insta::assert_snapshot!(world.refusal("Read", json!({"path": "a.txt", "from_line": 4})).await, @"
     E3303: `a.txt` has only 3 lines
     (give a `from_line` from 1 to 3)
@@ -57,8 +57,8 @@ async fn a_file_too_long_for_one_answer_says_how_to_read_on() {
     world.put("long.txt", &lines);
     let result = world.call("Read", json!({"path": "long.txt"})).await;
     assert!(result.is_success() && result.partial && result.artifact.is_none());
-    let told = result.structured.clone().expect("a range");
-    let next = told["lines"].as_u64().expect("a number") + 1;
+    let range = result.structured.clone().expect("a range");
+    let next = range["lines"].as_u64().expect("a number") + 1;
     assert!(
         result
             .text()
@@ -89,7 +89,7 @@ async fn text_is_read_in_its_encoding() {
 }
 
 #[tokio::test]
-async fn what_is_no_text_file_is_refused_with_a_way_out() {
+async fn a_file_without_text_is_refused_with_a_suggestion() {
     let world = World::new();
     world.put("program", b"\x7FELF\0\0\0").put("src/main.rs", "fn main() {}").put("sources/x", "");
     insta::assert_snapshot!(world.refusal("Read", json!({"path": "program"})).await, @"
@@ -101,8 +101,8 @@ async fn what_is_no_text_file_is_refused_with_a_way_out() {
     (show what is in a folder with `List`)
     ");
     for (folder, shown) in [(".", "."), ("./", "."), ("src/", "src"), ("src/.", "src")] {
-        let told = format!("E3303: `{shown}` is a folder, not a file\n(show what is in a folder with `List`)");
-        assert_eq!(world.refusal("Read", json!({"path": folder})).await, told);
+        let message = format!("E3303: `{shown}` is a folder, not a file\n(show what is in a folder with `List`)");
+        assert_eq!(world.refusal("Read", json!({"path": folder})).await, message);
     }
     insta::assert_snapshot!(world.refusal("Read", json!({"path": "src/main.rs/"})).await, @"
     E3303: `src/main.rs` is a file, not a folder
@@ -128,8 +128,8 @@ async fn a_file_too_large_for_the_memory_is_refused() {
     let world = World::new();
     let file = std::fs::File::create(world.path("huge.log")).expect("a file");
     file.set_len(10 << 30).expect("a hole takes no space");
-    let told = world.refusal("Read", json!({"path": "huge.log", "encoding": "utf-8"})).await;
-    insta::assert_snapshot!(told, @"
+    let message = world.refusal("Read", json!({"path": "huge.log", "encoding": "utf-8"})).await;
+    insta::assert_snapshot!(message, @"
     E3303: `huge.log` has 10737418240 bytes, more than the 33554432 that can be taken at once
     (find the part you need with `Search`)
     ");

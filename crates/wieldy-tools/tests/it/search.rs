@@ -141,8 +141,8 @@ async fn many_matches_are_counted_and_not_all_shown() {
         "many.txt:1:match\nmany.txt:2:match\n[2 of 1000 matching lines; narrow the search for the rest]"
     );
     assert!(result.partial);
-    let told = result.structured.expect("matches");
-    assert_eq!((told["count"].clone(), told["cut"].clone()), (json!(1000), json!(true)));
+    let matches = result.structured.expect("matches");
+    assert_eq!((matches["count"].clone(), matches["cut"].clone()), (json!(1000), json!(true)));
 }
 
 #[tokio::test]
@@ -161,12 +161,12 @@ async fn a_search_that_must_end_answers_with_what_it_has() {
 }
 
 #[tokio::test]
-async fn patterns_that_would_take_much_memory_are_refused_and_told_so() {
+async fn patterns_that_take_much_memory_are_refused_with_the_reason() {
     let world = project();
-    let told = "the pattern is too large: compiled it takes more than 2097152 bytes";
+    let message = "the pattern is too large: compiled it takes more than 2097152 bytes";
     for pattern in ["[a-z0]{900}{1000}", "(?:\\w{100}){100}", "((a{100}){100}){100}"] {
         let result = world.call("Search", json!({"pattern": pattern})).await;
-        assert_eq!(result.error.map(|error| error.message), Some(told.to_owned()), "{pattern}");
+        assert_eq!(result.error.map(|error| error.message), Some(message.to_owned()), "{pattern}");
     }
     for (pattern, found) in [("[a-z0]{3,900} again", "a.txt:7:two again"), ("\\w{2,15} again", "a.txt:7:two again")] {
         assert_eq!(world.text("Search", json!({"pattern": pattern})).await, found);

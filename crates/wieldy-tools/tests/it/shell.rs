@@ -58,7 +58,7 @@ async fn bash_answers_with_what_was_printed_and_how_it_ended() {
 }
 
 #[tokio::test]
-async fn output_and_complaints_come_in_the_order_they_were_made() {
+async fn stdout_and_stderr_come_in_the_order_of_writing() {
     let result = World::new("").bash("for i in {1..50}; do echo out $i; echo err $i >&2; done").await;
     let expected: String = (1..=50).map(|number| format!("out {number}\nerr {number}\n")).collect();
     assert_eq!(result.text(), expected);
@@ -75,7 +75,7 @@ async fn an_exit_code_other_than_zero_is_a_failure_with_its_output() {
 }
 
 #[tokio::test]
-async fn a_signal_is_told_from_an_exit_code() {
+async fn a_signal_is_distinguished_from_an_exit_code() {
     let result = World::new("").bash("kill -9 $$").await;
     assert_eq!(result.structured, Some(json!({"exit_code": null, "signal": 9})));
     assert_eq!(result.error.unwrap().message, "`bash` was ended by signal 9");
@@ -111,7 +111,7 @@ async fn a_command_line_that_begins_with_a_dash_is_no_option_of_the_shell() {
 }
 
 #[tokio::test]
-async fn what_no_program_can_be_given_is_refused_with_advice() {
+async fn impossible_arguments_are_refused_with_advice() {
     let world = World::new("");
     assert_eq!(code(&world.bash("echo a\0b").await), Some(Code::InvalidInput));
     let result = world.bash(&format!("echo {}", "x".repeat(200_000))).await;
@@ -148,7 +148,7 @@ async fn large_output_is_cut_in_the_answer_and_kept_whole() {
 }
 
 #[test]
-fn bash_is_declared_as_what_it_is() {
+fn bash_is_declared_as_destructive_and_open() {
     let spec = wieldy_core::AnyTool::spec(&Bash::new(environment()));
     let annotations = spec.annotations;
     assert!(!annotations.read_only && annotations.destructive && annotations.open_world && !annotations.idempotent);

@@ -16,9 +16,9 @@ async fn a_change_based_on_an_old_reading_is_refused_and_reported() {
         world.put("a.txt", "a b");
         world.text("Read", json!({"path": "a.txt"})).await;
         world.put("a.txt", "b c");
-        let told = world.refusal(tool, arguments.clone()).await;
+        let message = world.refusal(tool, arguments.clone()).await;
         assert_eq!(
-            told,
+            message,
             "E3303: `a.txt` changed since it was last read\n(read it again, then repeat the change on what is there now)",
             "{tool}"
         );
@@ -54,8 +54,8 @@ async fn the_same_file_under_another_name_is_the_same_file() {
     world.put("real/a.txt", "1").link("link", "real");
     world.text("Read", json!({"path": "link/a.txt"})).await;
     world.put("real/a.txt", "2");
-    let told = world.refusal("Write", json!({"path": world.path("real/a.txt"), "content": "3"})).await;
-    assert!(told.starts_with("E3303: `real/a.txt` changed"), "{told}");
+    let message = world.refusal("Write", json!({"path": world.path("real/a.txt"), "content": "3"})).await;
+    assert!(message.starts_with("E3303: `real/a.txt` changed"), "{message}");
 }
 
 #[tokio::test]
@@ -86,7 +86,7 @@ async fn trap_staleness_by_eight_hex_digits_of_a_weak_hash() {
     world.put("a.txt", written);
     let file = std::fs::File::options().write(true).open(world.path("a.txt")).expect("the file");
     file.set_modified(modified).expect("not even its time shows the change");
-    let told = world.refusal("Write", json!({"path": "a.txt", "content": "x"})).await;
-    assert!(told.starts_with("E3303: `a.txt` changed"), "{told}");
+    let message = world.refusal("Write", json!({"path": "a.txt", "content": "x"})).await;
+    assert!(message.starts_with("E3303: `a.txt` changed"), "{message}");
     assert_eq!(world.content("a.txt"), written);
 }

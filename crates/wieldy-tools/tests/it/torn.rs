@@ -23,10 +23,10 @@ fn write_in_child(world: &World, prelude: &str) -> ExitStatus {
 async fn in_a_child() {
     let Some(root) = std::env::var_os(CHILD) else { return };
     let world = World::at(root.into(), tempfile::tempdir().expect("a folder"));
-    let told = world.refusal("Write", json!({"path": "a.txt", "content": "new ".repeat(1 << 18)})).await;
-    assert!(told.starts_with("E3900: cannot write `a.txt`: File too large"), "{told}");
-    let told = world.refusal("Write", json!({"path": "b.txt", "content": "new ".repeat(1 << 18)})).await;
-    assert!(told.starts_with("E3900: cannot write `b.txt`: File too large"), "{told}");
+    let message = world.refusal("Write", json!({"path": "a.txt", "content": "new ".repeat(1 << 18)})).await;
+    assert!(message.starts_with("E3900: cannot write `a.txt`: File too large"), "{message}");
+    let message = world.refusal("Write", json!({"path": "b.txt", "content": "new ".repeat(1 << 18)})).await;
+    assert!(message.starts_with("E3900: cannot write `b.txt`: File too large"), "{message}");
 }
 
 #[test]

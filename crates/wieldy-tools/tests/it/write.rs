@@ -30,8 +30,8 @@ async fn a_new_file_is_written_with_the_folders_it_needs() {
     "#);
     assert_eq!(world.content("a/b/c.txt"), "hello\n");
     assert_eq!(world.names(), ["a"]);
-    let told = world.refusal("Write", json!({"path": "x/y.txt", "content": "", "create_folders": false})).await;
-    insta::assert_snapshot!(told, @"
+    let message = world.refusal("Write", json!({"path": "x/y.txt", "content": "", "create_folders": false})).await;
+    insta::assert_snapshot!(message, @"
     E3302: there is no folder for `x/y.txt`
     (set `create_folders` to make the folders on the way)
     ");
@@ -82,14 +82,14 @@ async fn a_write_can_demand_what_is_there() {
     world.put("a.txt", "old");
     let hash = blake3::hash(b"old").to_string();
     world.text("Write", json!({"path": "a.txt", "content": "new", "expect_hash": hash})).await;
-    let told = world.refusal("Write", json!({"path": "a.txt", "content": "newer", "expect_hash": hash})).await;
-    insta::assert_snapshot!(told, @"
+    let message = world.refusal("Write", json!({"path": "a.txt", "content": "newer", "expect_hash": hash})).await;
+    insta::assert_snapshot!(message, @"
     E3303: `a.txt` is not what was expected: its hash is b20ab0a020a48d349e0c64d109c441f87c9bc43d49fc701c4a5f6f1b16aa4e32
     (read it again, then repeat the change on what is there now)
     ");
     assert_eq!(world.content("a.txt"), "new");
-    let told = world.refusal("Write", json!({"path": "b.txt", "content": "new", "expect_hash": hash})).await;
-    insta::assert_snapshot!(told, @"
+    let message = world.refusal("Write", json!({"path": "b.txt", "content": "new", "expect_hash": hash})).await;
+    insta::assert_snapshot!(message, @"
     E3303: `b.txt` is not what was expected: it is not there
     (read it again, then repeat the change on what is there now)
     ");
@@ -116,8 +116,8 @@ async fn a_folder_is_not_written_over() {
     let world = World::new();
     world.put("a/b.txt", "");
     for path in ["a", "a/", "new/", ".", "a/..", "a/b.txt/c.txt"] {
-        let told = world.refusal("Write", json!({"path": path, "content": "x"})).await;
-        assert!(told.starts_with("E3303"), "{path}: {told}");
+        let message = world.refusal("Write", json!({"path": path, "content": "x"})).await;
+        assert!(message.starts_with("E3303"), "{path}: {message}");
     }
     assert_eq!(world.names(), ["a"]);
 }

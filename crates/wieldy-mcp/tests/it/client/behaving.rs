@@ -253,7 +253,7 @@ impl wieldy_core::Journal for NeverKept {
         wieldy_core::Receipt::Pending(event.seq)
     }
 
-    fn kept(&self, _seq: u64) -> wieldy_core::BoxFuture<'_, Result<(), wieldy_core::JournalError>> {
+    fn wait_until_stored(&self, _seq: u64) -> wieldy_core::BoxFuture<'_, Result<(), wieldy_core::JournalError>> {
         Box::pin(std::future::pending())
     }
 

@@ -17,13 +17,13 @@ const TEXT_BYTES_MAX: usize = 64 * 1024;
 const COUNT_MAX: usize = 100_000;
 
 /// All results so far.
-pub(crate) struct Findings {
+pub(crate) struct Matches {
     text: String,
     matches: Vec<Value>,
     /// The number of matching lines, shown or not.
     count: usize,
     /// The number of matches that may still be shown.
-    left: usize,
+    matches_left: usize,
     /// The number of files that could not be searched.
     pub(crate) skipped: usize,
     /// True if some files were not reached.
@@ -32,13 +32,13 @@ pub(crate) struct Findings {
     pub(crate) left_out: Option<String>,
 }
 
-impl Findings {
+impl Matches {
     pub(crate) fn new(limit: usize) -> Self {
         Self {
             text: String::new(),
             matches: Vec::new(),
             count: 0,
-            left: limit,
+            matches_left: limit,
             skipped: 0,
             unfinished: false,
             left_out: None,
@@ -46,14 +46,14 @@ impl Findings {
     }
 
     /// Returns true if searching more files would not change the result.
-    pub(crate) fn enough(&mut self) -> bool {
-        let enough = self.count >= COUNT_MAX;
-        self.unfinished |= enough;
-        enough
+    pub(crate) fn is_full(&mut self) -> bool {
+        let is_full = self.count >= COUNT_MAX;
+        self.unfinished |= is_full;
+        is_full
     }
 
     /// Adds the results from the file at `path`.
-    pub(crate) fn take(&mut self, path: &Path, sink: FileSink) {
+    pub(crate) fn add_file(&mut self, path: &Path, sink: FileSink) {
         if sink.binary || sink.count == 0 {
             return;
         }
@@ -63,19 +63,19 @@ impl Findings {
             self.text.push_str("--\n");
         }
         for line in sink.lines {
-            let Line { kind, number, text } = line;
+            let ResultLine { kind, number, text } = line;
             match kind {
-                Kind::Match => {
+                LineKind::Match => {
                     self.text.push_str(&format!("{path}:{number}:{text}\n"));
                     self.matches.push(json!({ "path": path, "line": number, "text": text }));
-                    self.left -= 1;
+                    self.matches_left -= 1;
                 }
-                Kind::Context => self.text.push_str(&format!("{path}-{number}-{text}\n")),
-                Kind::Gap => self.text.push_str("--\n"),
+                LineKind::Context => self.text.push_str(&format!("{path}-{number}-{text}\n")),
+                LineKind::Gap => self.text.push_str("--\n"),
             }
         }
         if self.text.len() > TEXT_BYTES_MAX {
-            self.left = 0;
+            self.matches_left = 0;
         }
     }
 
@@ -108,22 +108,22 @@ impl Findings {
 
 /// The results from one file. They are separate until the end of the file, which may turn out to be binary.
 pub(crate) struct FileSink {
-    lines: Vec<Line>,
+    lines: Vec<ResultLine>,
     count: usize,
     count_max: usize,
-    left: usize,
+    matches_left: usize,
     bytes_left: usize,
     context: bool,
     binary: bool,
 }
 
-struct Line {
-    kind: Kind,
+struct ResultLine {
+    kind: LineKind,
     number: u64,
     text: String,
 }
 
-enum Kind {
+enum LineKind {
     Match,
     Context,
     /// A mark for left-out lines.
@@ -132,24 +132,24 @@ enum Kind {
 
 impl FileSink {
     /// Creates a sink that shows and counts no more than the remaining limits.
-    pub(crate) fn new(findings: &Findings) -> Self {
+    pub(crate) fn new(matches: &Matches) -> Self {
         Self {
             lines: Vec::new(),
             count: 0,
-            count_max: COUNT_MAX - findings.count.min(COUNT_MAX),
-            left: findings.left,
-            bytes_left: TEXT_BYTES_MAX.saturating_sub(findings.text.len()),
+            count_max: COUNT_MAX - matches.count.min(COUNT_MAX),
+            matches_left: matches.matches_left,
+            bytes_left: TEXT_BYTES_MAX.saturating_sub(matches.text.len()),
             context: false,
             binary: false,
         }
     }
 
-    fn add(&mut self, kind: Kind, number: Option<u64>, bytes: &[u8]) {
+    fn add(&mut self, kind: LineKind, number: Option<u64>, bytes: &[u8]) {
         let text = shown(bytes);
         self.bytes_left = self.bytes_left.saturating_sub(text.len());
-        self.lines.push(Line { kind, number: number.unwrap_or_default(), text });
+        self.lines.push(ResultLine { kind, number: number.unwrap_or_default(), text });
         if self.bytes_left == 0 {
-            self.left = 0;
+            self.matches_left = 0;
         }
     }
 }
@@ -159,9 +159,9 @@ impl Sink for FileSink {
 
     fn matched(&mut self, _searcher: &Searcher, found: &SinkMatch<'_>) -> io::Result<bool> {
         self.count += 1;
-        if self.left > 0 {
-            self.left -= 1;
-            self.add(Kind::Match, found.line_number(), found.bytes());
+        if self.matches_left > 0 {
+            self.matches_left -= 1;
+            self.add(LineKind::Match, found.line_number(), found.bytes());
         } else {
             // The context lines that follow belong to a match that is not shown.
             self.bytes_left = 0;
@@ -170,16 +170,16 @@ impl Sink for FileSink {
     }
 
     fn context(&mut self, _searcher: &Searcher, line: &SinkContext<'_>) -> io::Result<bool> {
-        let of_shown = self.left > 0 || (matches!(line.kind(), SinkContextKind::After) && self.bytes_left > 0);
+        let of_shown = self.matches_left > 0 || (matches!(line.kind(), SinkContextKind::After) && self.bytes_left > 0);
         if of_shown {
-            self.add(Kind::Context, line.line_number(), line.bytes());
+            self.add(LineKind::Context, line.line_number(), line.bytes());
         }
         Ok(true)
     }
 
     fn context_break(&mut self, _searcher: &Searcher) -> io::Result<bool> {
-        if self.left > 0 {
-            self.lines.push(Line { kind: Kind::Gap, number: 0, text: String::new() });
+        if self.matches_left > 0 {
+            self.lines.push(ResultLine { kind: LineKind::Gap, number: 0, text: String::new() });
         }
         Ok(true)
     }
