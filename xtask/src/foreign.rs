@@ -36,8 +36,12 @@ pub(crate) fn run(root: &Path, nextest: bool, ci: bool, skips: &Skips) -> Result
     if nextest && ci {
         cargo.args(["--profile", "ci"]);
     }
-    let status =
-        cargo.env(FOLDER, folder).envs([skips.variable()]).current_dir(root).status().with_context(|| format!("cannot start {cargo:?}"))?;
+    let status = cargo
+        .env(FOLDER, folder)
+        .envs([skips.variable()])
+        .current_dir(root)
+        .status()
+        .with_context(|| format!("cannot start {cargo:?}"))?;
     if !status.success() {
         bail!("{cargo:?} ended with {status}");
     }

@@ -155,7 +155,8 @@ const FULL_COUNTS: (&str, &str) = ("WIELDY_TEST_COUNTS", "full");
 /// ordinary user.
 const LONG_TESTS: &str = "test(/^(kill|large)::/) | test(ten_thousand_calls_leave_nothing) | test(/^as_user::/)";
 /// All other tests, without those of the stage `foreign`.
-const NOT_LONG_TESTS: &str = "not (binary(foreign) | test(/^(kill|large)::/) | test(ten_thousand_calls_leave_nothing) | test(/^as_user::/))";
+const NOT_LONG_TESTS: &str =
+    "not (binary(foreign) | test(/^(kill|large)::/) | test(ten_thousand_calls_leave_nothing) | test(/^as_user::/))";
 /// The same tests for `cargo test`, which knows only parts of names.
 const LONG_TEST_NAMES: [&str; 4] = ["kill::", "large::", "ten_thousand_calls_leave_nothing", "as_user::"];
 
@@ -290,8 +291,7 @@ mod tests {
         stages.iter().map(|stage| format!("{}: {}", stage.name, stage.work)).collect()
     }
 
-    const TESTS: &str =
-        "tests: cargo nextest run --workspace --locked --features xtask/bench,wieldy-cli/firecracker";
+    const TESTS: &str = "tests: cargo nextest run --workspace --locked --features xtask/bench,wieldy-cli/firecracker";
 
     #[test]
     fn the_stages_run_in_the_order_that_the_docs_promise() {

@@ -1,7 +1,7 @@
 //! MCP servers of other projects, behind wieldy: each is a program in a sandbox, as an operator would configure it.
 
 use std::fs;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};

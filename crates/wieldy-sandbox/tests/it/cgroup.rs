@@ -231,9 +231,9 @@ fn tree() -> Option<Hierarchy> {
     None
 }
 
-/// Says aloud why a test did not run.
+/// Reports that a test cannot run here.
 fn skipped(why: &str) {
-    let _ = writeln!(std::io::stderr(), "skipped: {why}");
+    wieldy_testkit::skip(why);
 }
 
 /// A name that no other test uses.
@@ -510,13 +510,7 @@ fn page_cache_that_a_call_left_behind_is_let_go_of() {
 /// A file on a disk, as memory that is itself the file cannot be let go of.
 fn cached_file() -> Option<tempfile::NamedTempFile> {
     let file = tempfile::NamedTempFile::new_in(std::env::current_exe().unwrap().parent().unwrap()).unwrap();
-    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
-    let kind = |line: &str| {
-        let fields: Vec<&str> = line.split(' ').collect();
-        file.path().starts_with(fields[1]).then(|| (fields[1].len(), fields[2].to_owned()))
-    };
-    let (_, kind) = mounts.lines().filter_map(kind).max()?;
-    (!["rootfs", "tmpfs", "ramfs"].contains(&kind.as_str())).then_some(file)
+    (!crate::world::is_in_memory(file.path())).then_some(file)
 }
 
 #[test]

@@ -310,3 +310,14 @@ fn backend() -> Arc<dyn Sandbox> {
         level => panic!("there are no tests of `{level}` yet"),
     }
 }
+
+/// Returns true if the file system of a path is in memory, so that the kernel counts no writes to a disk.
+pub(crate) fn is_in_memory(path: &std::path::Path) -> bool {
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    let kind = |line: &str| {
+        let fields: Vec<&str> = line.split(' ').collect();
+        path.starts_with(fields[1]).then(|| (fields[1].len(), fields[2].to_owned()))
+    };
+    let (_, kind) = mounts.lines().filter_map(kind).max().expect("there is a root");
+    ["rootfs", "tmpfs", "ramfs"].contains(&kind.as_str())
+}

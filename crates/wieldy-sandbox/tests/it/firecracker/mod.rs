@@ -312,7 +312,7 @@ async fn nobody_waits_for_a_guest_once_the_run_was_stopped() {
     let (world, running) = driver.bash("true").start();
     eventually(PATIENCE, "it was started", is_there).await;
     if groups().is_empty() {
-        crate::oci::say("SKIPPED in part: there are no cgroups for us on this machine");
+        wieldy_testkit::skip("there are no writable cgroups on this machine");
     }
     world.stop.cancel();
     let told = running.await.unwrap().unwrap_err().to_string();
@@ -450,9 +450,7 @@ fn real() -> Option<std::path::PathBuf> {
 #[tokio::test]
 async fn firecracker_itself_understands_every_request_and_says_what_is_wrong_with_the_kernel() {
     let (Some(program), Ok(_)) = (real(), fs::File::options().read(true).write(true).open("/dev/kvm")) else {
-        crate::oci::say(
-            "SKIPPED: there is no `firecracker` (WIELDY_TEST_FIRECRACKER names one) or no /dev/kvm on this machine",
-        );
+        wieldy_testkit::skip("there is no `firecracker` or no /dev/kvm on this machine");
         return;
     };
     let driver = Arc::new(Driver::with(|mut options| {

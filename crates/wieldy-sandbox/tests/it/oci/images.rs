@@ -6,7 +6,7 @@ use std::path::Path;
 use wieldy_core::{Level, SandboxError};
 use wieldy_sandbox::{OciOptions, Rootfs};
 
-use super::{Driver, say};
+use super::Driver;
 
 mod runc {
     #[tokio::test]
@@ -34,7 +34,7 @@ mod gvisor {
 fn small_system() -> Option<tempfile::TempDir> {
     let busybox = ["/bin/busybox", "/usr/bin/busybox"].into_iter().find(|path| Path::new(path).exists());
     let Some(busybox) = busybox else {
-        say("SKIPPED: there is no `busybox` on this machine to make an image of");
+        wieldy_testkit::skip("there is no `busybox` to make an image of");
         return None;
     };
     let system = tempfile::tempdir().unwrap();

@@ -97,9 +97,9 @@ pub(crate) fn is_there(level: Level) -> bool {
     let is_there = ["/usr/sbin", "/usr/bin"].iter().any(|folder| Path::new(folder).join(program).exists());
     let is_root = rustix::process::geteuid().is_root();
     if !is_there {
-        say(&format!("SKIPPED: there is no `{program}` on this machine"));
+        wieldy_testkit::skip(&format!("there is no `{program}` on this machine"));
     } else if !is_root {
-        say(&format!("SKIPPED: `{program}` needs root"));
+        wieldy_testkit::skip(&format!("`{program}` needs root"));
     }
     is_there && is_root
 }

@@ -156,7 +156,7 @@ fn input_is_taken_also_where_nobody_reads_it() {
 #[test]
 fn commands_run_as_the_account_that_the_workspace_belongs_to() {
     if !process::geteuid().is_root() {
-        let _ = writeln!(io::stderr(), "SKIPPED: only root can become another user");
+        wieldy_testkit::skip("only root can become another user");
         return;
     }
     let world = World::new(Some("4321"));
@@ -208,7 +208,7 @@ const WORKSPACE: &str = "/home/ada/project";
 #[test]
 fn as_the_first_process_of_a_machine() {
     if std::env::var_os("WIELDY_TEST_GUEST").is_none() {
-        let _ = writeln!(io::stderr(), "SKIPPED: it takes a machine of `cargo xtask vm`");
+        wieldy_testkit::skip("it takes a machine of `cargo xtask vm`");
         return;
     }
     let connect = || -> UnixStream {

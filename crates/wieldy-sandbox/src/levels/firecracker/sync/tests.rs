@@ -305,7 +305,7 @@ fn a_path_that_is_none_is_told_shortly_and_without_what_a_terminal_obeys() {
 fn as_root_what_belongs_to_others_than_the_workspaces_owner_is_left_alone() {
     use std::os::unix::fs::{MetadataExt, chown};
     if !rustix::process::geteuid().is_root() {
-        let _ = writeln!(io::stderr(), "SKIPPED: only root can give files away");
+        wieldy_testkit::skip("only root can give files away");
         return;
     }
     let mut world = World::new();
