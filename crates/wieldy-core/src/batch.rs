@@ -22,7 +22,7 @@ use crate::executor::Executor;
 use crate::flight::BatchFlight;
 use crate::footprint::Touches;
 use crate::input::{ARGUMENTS_BYTES_MAX, ARGUMENTS_DEPTH_MAX, check_size, too_large};
-use crate::order::{ReadyQueue, TouchedPaths, WaitsFor};
+use crate::order::{ReadyQueue, TouchedPaths, UnstartedCalls, WaitsFor};
 use crate::schema::{Spent, measure};
 
 /// Maximum number of bytes that all references of a batch may expand to. Arguments stay in memory until the batch is
@@ -435,31 +435,6 @@ impl Executor {
 
     fn record_batch(&self, flight: &BatchFlight, body: Body) {
         let _ = self.recorder().append(&flight.subject, body, Timestamp::now(), Some(&flight.log));
-    }
-}
-
-/// The calls that have not started. Each is taken once, mostly in order.
-struct UnstartedCalls {
-    rest: std::vec::IntoIter<BatchCall>,
-    next: usize,
-    /// Calls that later ones overtook.
-    passed: HashMap<usize, Call>,
-}
-
-impl UnstartedCalls {
-    fn new(calls: Vec<BatchCall>) -> Self {
-        Self { rest: calls.into_iter(), next: 0, passed: HashMap::new() }
-    }
-
-    fn take(&mut self, place: usize) -> Call {
-        for BatchCall { call, .. } in self.rest.by_ref().take((place + 1).saturating_sub(self.next)) {
-            self.next += 1;
-            if self.next > place {
-                return call;
-            }
-            self.passed.insert(self.next - 1, call);
-        }
-        self.passed.remove(&place).expect("a call is begun once")
     }
 }
 
