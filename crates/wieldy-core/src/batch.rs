@@ -22,7 +22,7 @@ use crate::executor::Executor;
 use crate::flight::BatchFlight;
 use crate::footprint::Touches;
 use crate::input::{ARGUMENTS_BYTES_MAX, ARGUMENTS_DEPTH_MAX, check_size, too_large};
-use crate::order::{ReadyQueue, TouchedPaths, WaitsFor};
+use crate::order::{ReadyQueue, TouchedPaths, UnstartedCalls, WaitsFor};
 use crate::schema::{Spent, measure};
 
 /// Maximum number of bytes that all references of a batch may expand to. Arguments stay in memory until the batch is
@@ -221,9 +221,9 @@ fn topological(calls: &[BatchCall], needs: &[BTreeSet<usize>]) -> Result<Vec<usi
     if needs.iter().all(BTreeSet::is_empty) {
         return Ok((0..needs.len()).collect());
     }
-    let (mut order, mut ready_queue) = (Vec::with_capacity(needs.len()), ReadyQueue::new(needs, needs.len()));
-    while let Some(next) = ready_queue.next() {
-        ready_queue.finish(next);
+    let (mut order, mut queue) = (Vec::with_capacity(needs.len()), ReadyQueue::new(needs, needs.len()));
+    while let Some(next) = queue.next() {
+        queue.finish(next);
         order.push(next);
     }
     if order.len() == needs.len() {
@@ -381,12 +381,12 @@ impl Executor {
         max_concurrency: usize,
     ) -> (Vec<ToolResult>, usize) {
         let mut results: Vec<Option<ToolResult>> = batch.calls.iter().map(|_| None).collect();
-        let mut ready_queue = ReadyQueue::new(&plan.waits_for, results.len());
+        let mut queue = ReadyQueue::new(&plan.waits_for, results.len());
         let mut calls = UnstartedCalls::new(batch.calls);
         let (mut running, mut skipped, mut failed) = (FuturesUnordered::new(), 0, None);
         let (mut seat, mut last_refusal, mut references_left) = (Box::pin(None), None, REFERENCES_BYTES_MAX);
         loop {
-            let next = if running.len() < max_concurrency { ready_queue.next() } else { None };
+            let next = if running.len() < max_concurrency { queue.next() } else { None };
             let ended = if let Some(place) = next {
                 let mut call = calls.take(place);
                 call.caller = Arc::clone(&batch.caller);
@@ -415,7 +415,7 @@ impl Executor {
                         let (result, record) = self.refuse(call, *reason, Some(flight));
                         last_refusal = record.or(last_refusal);
                         results[place] = Some(result);
-                        ready_queue.finish(place);
+                        queue.finish(place);
                         continue;
                     }
                 }
@@ -427,7 +427,7 @@ impl Executor {
             if results[ended].as_ref().is_some_and(|result| !result.is_success()) {
                 failed.get_or_insert(ended);
             }
-            ready_queue.finish(ended);
+            queue.finish(ended);
         }
         self.wait_until_stored(last_refusal).await;
         (results.into_iter().map(|result| result.expect("every call has ended")).collect(), skipped)
@@ -435,31 +435,6 @@ impl Executor {
 
     fn record_batch(&self, flight: &BatchFlight, body: Body) {
         let _ = self.recorder().append(&flight.subject, body, Timestamp::now(), Some(&flight.log));
-    }
-}
-
-/// The calls that have not started. Each is taken once, mostly in order.
-struct UnstartedCalls {
-    rest: std::vec::IntoIter<BatchCall>,
-    next: usize,
-    /// Calls that later ones overtook.
-    passed: HashMap<usize, Call>,
-}
-
-impl UnstartedCalls {
-    fn new(calls: Vec<BatchCall>) -> Self {
-        Self { rest: calls.into_iter(), next: 0, passed: HashMap::new() }
-    }
-
-    fn take(&mut self, place: usize) -> Call {
-        for BatchCall { call, .. } in self.rest.by_ref().take((place + 1).saturating_sub(self.next)) {
-            self.next += 1;
-            if self.next > place {
-                return call;
-            }
-            self.passed.insert(self.next - 1, call);
-        }
-        self.passed.remove(&place).expect("a call is begun once")
     }
 }
 
@@ -517,8 +492,8 @@ fn bind(
 
 /// Returns the error for references that would make a batch too large.
 fn references_too_large() -> CallError {
-    let message = format!("the references of this batch are too large: at most {REFERENCES_BYTES_MAX} bytes in all");
-    CallError::new(Code::ValidationFailed, message).suggest("refer to less, or make several batches")
+    let text = format!("the references of this batch are too large: at most {REFERENCES_BYTES_MAX} bytes in all");
+    CallError::new(Code::ValidationFailed, text).suggest("refer to less, or make several batches")
 }
 
 /// A guard for a running batch. Dropping it ends the streams of the batch's observers.

@@ -180,9 +180,9 @@ mod tests {
     use crate::call::Caller;
     use crate::event::Subject;
 
-    struct Owner(Log);
+    struct LogOwner(Log);
 
-    impl AsRef<Log> for Owner {
+    impl AsRef<Log> for LogOwner {
         fn as_ref(&self) -> &Log {
             &self.0
         }
@@ -207,7 +207,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_waiting_observer_is_woken_by_the_next_event() {
-        let owner = Arc::new(Owner(Log::default()));
+        let owner = Arc::new(LogOwner(Log::default()));
         let observer = Observer::new(Arc::clone(&owner) as Source, false);
         let (seen, observer) = woken_by(observer, || owner.0.push(event(1))).await;
         assert_eq!(seen, Some(Seen::Event(event(1))));
@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn a_log_is_watched_from_the_first_waiting_observer_on() {
-        let owner = Arc::new(Owner(Log::default()));
+        let owner = Arc::new(LogOwner(Log::default()));
         owner.0.push(event(1));
         let mut observer = Observer::new(Arc::clone(&owner) as Source, false);
         assert_eq!(observer.next().now_or_never(), Some(Some(Seen::Event(event(1)))));

@@ -5,6 +5,8 @@
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
+use crate::batch::BatchCall;
+use crate::call::Call;
 use crate::footprint::Touches;
 
 /// The predecessors of each call. Entries after the last call are not calls but join nodes, which stand for several
@@ -158,6 +160,31 @@ impl ReadyQueue {
                 followers.append(&mut self.followers[next]);
             }
         }
+    }
+}
+
+/// The calls that have not started. Each is taken once, mostly in order.
+pub(crate) struct UnstartedCalls {
+    rest: std::vec::IntoIter<BatchCall>,
+    next: usize,
+    /// Calls that later ones overtook.
+    passed: HashMap<usize, Call>,
+}
+
+impl UnstartedCalls {
+    pub(crate) fn new(calls: Vec<BatchCall>) -> Self {
+        Self { rest: calls.into_iter(), next: 0, passed: HashMap::new() }
+    }
+
+    pub(crate) fn take(&mut self, place: usize) -> Call {
+        for BatchCall { call, .. } in self.rest.by_ref().take((place + 1).saturating_sub(self.next)) {
+            self.next += 1;
+            if self.next > place {
+                return call;
+            }
+            self.passed.insert(self.next - 1, call);
+        }
+        self.passed.remove(&place).expect("a call is begun once")
     }
 }
 

@@ -101,7 +101,7 @@ impl Rates {
             }
         }
         if let Some((rate, wait)) = refused {
-            return Err(over(rate, wait));
+            return Err(rate_error(rate, wait));
         }
         for (place, key, used) in counted {
             counts[place].set(key, used, now);
@@ -156,7 +156,7 @@ impl Rate {
     }
 }
 
-fn over(rate: &Rate, wait: Duration) -> CallError {
+fn rate_error(rate: &Rate, wait: Duration) -> CallError {
     let (what, kind) = match rate.kind {
         RateKind::Rate => ("rate limit", "rate"),
         RateKind::Quota => ("quota", "quota"),

@@ -18,23 +18,23 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// The owners of the sandboxes that were made through the API. A session's sandbox names its session itself.
 #[derive(Default)]
 pub(crate) struct Owners {
-    of: Mutex<HashMap<SandboxId, Owner>>,
+    of: Mutex<HashMap<SandboxId, SandboxOwner>>,
 }
 
 #[derive(PartialEq, Eq)]
-struct Owner {
+struct SandboxOwner {
     tenant: Option<String>,
     agent: String,
 }
 
-impl Owner {
+impl SandboxOwner {
     fn of(caller: &Caller) -> Self {
         Self { tenant: caller.tenant.clone(), agent: caller.agent.clone() }
     }
 }
 
 impl Owners {
-    fn all(&self) -> MutexGuard<'_, HashMap<SandboxId, Owner>> {
+    fn all(&self) -> MutexGuard<'_, HashMap<SandboxId, SandboxOwner>> {
         self.of.lock().expect("no code panics while it holds the owners")
     }
 
@@ -67,7 +67,7 @@ impl Executor {
         let confinement = Confinement { place: place(caller), place_limits, ..Confinement::clone(own) };
         let made = sandbox.create(&confinement).await?;
         if made.session.is_none() {
-            engine.owners.all().insert(made.sandbox.id.clone(), Owner::of(caller));
+            engine.owners.all().insert(made.sandbox.id.clone(), SandboxOwner::of(caller));
         }
         Ok(made)
     }
@@ -76,7 +76,7 @@ impl Executor {
     pub(crate) fn check_parent(&self, caller: &Caller) -> Result<(), CallError> {
         let Some(id) = &caller.parent_sandbox else { return Ok(()) };
         let is_theirs = match self.inner.owners.all().get(id) {
-            Some(owner) => *owner == Owner::of(caller),
+            Some(owner) => *owner == SandboxOwner::of(caller),
             None => {
                 let all = self.inner.sandboxes.values().flat_map(|sandbox| sandbox.list());
                 let session = all.into_iter().find(|one| one.sandbox.id == *id).and_then(|one| one.session);

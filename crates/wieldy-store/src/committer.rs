@@ -119,17 +119,17 @@ impl Committer {
     fn wait_for_work(&self, shared: &JournalQueue) -> (Vec<Arc<Record>>, Vec<PendingClaim>, bool) {
         let idle = if self.unindexed > 0 { INDEX_AFTER } else { MAINTENANCE };
         let began = Instant::now();
-        let mut looked = began;
+        let mut last_empty = began;
         let mut queue = shared.lock();
         let has_work = |queue: &QueueState| !queue.records.is_empty() || !queue.claims.is_empty();
         while !has_work(&queue) && began.elapsed() < idle && !queue.closing && !queue.abandoned {
-            looked = Instant::now();
+            last_empty = Instant::now();
             queue.is_asleep = began.elapsed() >= POLL;
             let patience = if queue.is_asleep { idle.saturating_sub(began.elapsed()) } else { GATHER_IDLE };
             shared.set_wake_threshold(&mut queue, 1);
             queue = wait(&shared.wake_committer, queue, patience);
             if began.elapsed() >= POLL {
-                looked = Instant::now();
+                last_empty = Instant::now();
             }
         }
         queue.is_asleep = false;
@@ -137,7 +137,7 @@ impl Committer {
         let is_enough = |queue: &QueueState| queue.records.len() >= GROUP_ENOUGH || !queue.claims.is_empty();
         while !queue.records.is_empty() && !is_enough(&queue) && !queue.closing && !queue.abandoned {
             let (patience, since) = match shared.commit_waiter_count(&queue) {
-                0 => (GATHER_IDLE, looked),
+                0 => (GATHER_IDLE, last_empty),
                 waiting => (self.last_group.gather_time(waiting), found),
             };
             let left = patience.saturating_sub(since.elapsed());

@@ -47,13 +47,13 @@ impl Store {
 }
 
 /// A table and its columns, each with the letter of its type: `i`nteger, `r`eal, `t`ext, point in time (`@`), `b`ytes.
-struct Table {
+struct CopiedTable {
     name: &'static str,
     columns: &'static [(&'static str, char)],
 }
 
-const TABLES: &[Table] = &[
-    Table {
+const TABLES: &[CopiedTable] = &[
+    CopiedTable {
         name: "instances",
         columns: &[
             ("number", 'i'),
@@ -67,7 +67,7 @@ const TABLES: &[Table] = &[
             ("last_seq", 'i'),
         ],
     },
-    Table {
+    CopiedTable {
         name: "events",
         columns: &[
             ("seq", 'i'),
@@ -81,7 +81,7 @@ const TABLES: &[Table] = &[
             ("hash", 'b'),
         ],
     },
-    Table {
+    CopiedTable {
         name: "tool_executions",
         columns: &[
             ("id", 'i'),
@@ -108,7 +108,7 @@ const TABLES: &[Table] = &[
             ("instance", 'i'),
         ],
     },
-    Table {
+    CopiedTable {
         name: "answers",
         columns: &[
             ("id", 'i'),
@@ -120,8 +120,11 @@ const TABLES: &[Table] = &[
             ("expires_at", '@'),
         ],
     },
-    Table { name: "heads", columns: &[("seq", 'i'), ("hash", 'b'), ("at", '@'), ("key", 't'), ("signature", 'b')] },
-    Table {
+    CopiedTable {
+        name: "heads",
+        columns: &[("seq", 'i'), ("hash", 'b'), ("at", '@'), ("key", 't'), ("signature", 'b')],
+    },
+    CopiedTable {
         name: "tallies",
         columns: &[
             ("day", 'i'),
@@ -134,7 +137,7 @@ const TABLES: &[Table] = &[
             ("output_bytes", 'i'),
         ],
     },
-    Table { name: "trail", columns: &[("one", 'i'), ("seq", 'i'), ("hash", 'b')] },
+    CopiedTable { name: "trail", columns: &[("one", 'i'), ("seq", 'i'), ("hash", 'b')] },
 ];
 
 fn copy_all(from: &mut dyn Database, to: &mut dyn Database) -> Result<Copied, StoreError> {
@@ -155,7 +158,7 @@ fn copy_all(from: &mut dyn Database, to: &mut dyn Database) -> Result<Copied, St
 /// Maximum number of values in one statement.
 const VALUES_MAX: usize = 8_000;
 
-fn copy_table(from: &mut dyn Database, to: &mut dyn Database, table: &Table) -> Result<u64, StoreError> {
+fn copy_table(from: &mut dyn Database, to: &mut dyn Database, table: &CopiedTable) -> Result<u64, StoreError> {
     if table.name == "trail" {
         to.execute("DELETE FROM trail", &[])?;
     }

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 use wieldy_core::{Body, Event, ExecutionId};
 
-use crate::record_to_row::{RowChange, Subject};
+use crate::record_to_row::{RowChange, StoredSubject};
 
 /// The hash of a record and of everything before it.
 pub(crate) type Hash = [u8; 32];
@@ -68,7 +68,7 @@ impl Record {
             at: event.at.as_microsecond(),
             name: event.body.name(),
             call: subject.execution.map(CallRef::Own),
-            subject: (!has_opening).then(|| json!(Subject::of(event)).to_string()),
+            subject: (!has_opening).then(|| json!(StoredSubject::of(event)).to_string()),
             data,
             change,
             tenant: if expects_answer { subject.caller.tenant_hash() } else { None },

@@ -57,15 +57,15 @@ mod tests {
     fn a_bucket_stands_for_a_duration_within_five_percent() {
         let mut micros = 1.0;
         while micros < 1e11 {
-            let told = duration_ms(bucket(micros / 1000.0)) * 1000.0;
-            assert!((told / micros - 1.0).abs() < 0.05, "{micros} µs is told as {told} µs");
+            let estimate = duration_ms(bucket(micros / 1000.0)) * 1000.0;
+            assert!((estimate / micros - 1.0).abs() < 0.05, "{micros} µs is estimated as {estimate} µs");
             micros *= 1.01;
         }
         assert_eq!((bucket(0.0), bucket(-1.0), bucket(0.0005)), (0, 0, 0));
     }
 
     #[test]
-    fn a_quantile_is_the_duration_that_a_share_does_not_pass() {
+    fn a_quantile_is_the_duration_that_a_share_does_not_exceed() {
         let buckets = [(bucket(1.0), 50), (bucket(10.0), 45), (bucket(100.0), 5)];
         let about = |q: f64| quantile(&buckets, q).round();
         assert_eq!((about(0.5), about(0.51), about(0.95), about(0.96), about(1.0)), (1.0, 10.0, 10.0, 97.0, 97.0));

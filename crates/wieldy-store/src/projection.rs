@@ -107,8 +107,8 @@ impl CallRow {
     }
 
     fn extend_metadata(&mut self, more: impl IntoIterator<Item = (String, Value)>) {
-        let known = self.metadata.as_deref().and_then(|text| serde_json::from_str(text).ok());
-        let mut metadata: Map<String, Value> = known.unwrap_or_default();
+        let stored = self.metadata.as_deref().and_then(|text| serde_json::from_str(text).ok());
+        let mut metadata: Map<String, Value> = stored.unwrap_or_default();
         metadata.extend(more);
         self.metadata = metadata_text(metadata);
     }
@@ -380,12 +380,12 @@ impl Projection {
         let open = match changeset.touched.entry(call) {
             std::collections::hash_map::Entry::Occupied(touched) => touched.into_mut(),
             std::collections::hash_map::Entry::Vacant(vacant) => {
-                let known = self.open.get(&call)?;
+                let found = self.open.get(&call)?;
                 // Most records of a running call do not change its row.
                 if matches!(record.change, RowChange::Unchanged) {
-                    return Some(known.row.id);
+                    return Some(found.row.id);
                 }
-                vacant.insert(known.clone())
+                vacant.insert(found.clone())
             }
         };
         let id = open.row.id;

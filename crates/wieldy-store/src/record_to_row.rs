@@ -27,7 +27,7 @@ pub(crate) enum RowChange {
 /// The opening of a call.
 #[derive(Debug, Clone)]
 pub(crate) struct Opened {
-    pub(crate) subject: Subject<'static>,
+    pub(crate) subject: StoredSubject<'static>,
     pub(crate) parameters: String,
     /// The requested name, if it is not the tool's own.
     pub(crate) called_as: Option<String>,
@@ -38,7 +38,7 @@ pub(crate) struct Opened {
 
 /// The call and the caller that a record is about.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub(crate) struct Subject<'a> {
+pub(crate) struct StoredSubject<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) execution_id: Option<Cow<'a, str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -56,7 +56,7 @@ pub(crate) struct Subject<'a> {
     pub(crate) user: Option<Cow<'a, str>>,
 }
 
-impl<'a> Subject<'a> {
+impl<'a> StoredSubject<'a> {
     /// Returns the subject of an event, without secrets.
     pub(crate) fn of(event: &'a Event) -> Self {
         let (subject, caller) = (&event.subject, &event.subject.caller);
@@ -73,9 +73,9 @@ impl<'a> Subject<'a> {
         }
     }
 
-    fn into_owned(self) -> Subject<'static> {
+    fn into_owned(self) -> StoredSubject<'static> {
         let own = |text: Option<Cow<'_, str>>| text.map(|text| Cow::Owned(text.into_owned()));
-        Subject {
+        StoredSubject {
             execution_id: own(self.execution_id),
             batch_id: own(self.batch_id),
             call_id: own(self.call_id),
@@ -207,7 +207,7 @@ impl RowChange {
             data.push_str(",\"hidden\":true");
         }
         data.push('}');
-        let subject = Subject::of(event).into_owned();
+        let subject = StoredSubject::of(event).into_owned();
         let [called_as, workspace] = [called_as, workspace].map(|text| text.as_deref().map(str::to_owned));
         let opened = Opened { subject, parameters, called_as, workspace, is_task: *task, is_rerun: rerun.is_some() };
         (Self::Opened(Box::new(opened)), data)
@@ -223,7 +223,7 @@ impl RowChange {
         Some(match name {
             "tool.call.pending" => {
                 let read: OpeningFacts = serde_json::from_str(data).ok()?;
-                let subject: Subject<'_> = serde_json::from_str(subject?).ok()?;
+                let subject: StoredSubject<'_> = serde_json::from_str(subject?).ok()?;
                 let after = data.strip_prefix(ARGUMENTS)?;
                 let mut arguments = serde_json::Deserializer::from_str(after).into_iter::<IgnoredAny>();
                 arguments.next()?.ok()?;

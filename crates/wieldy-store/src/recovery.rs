@@ -53,13 +53,13 @@ pub(crate) fn commit_orphaned_wals(database: &mut dyn Database, patience: Durati
 /// Commits the records of a log that are not committed yet, in the name of its executor. Returns false if the history
 /// does not know the executor.
 fn commit_orphaned_wal(database: &mut dyn Database, wal: &OrphanedWal) -> Result<bool, StoreError> {
-    let mut known = None;
+    let mut instance = None;
     let sql = "SELECT number, last_seq, ended_at IS NOT NULL FROM instances WHERE id = ?1";
     database.query(sql, &[wal.instance.as_str().into()], &mut |row| {
-        known = Some((row.int(0)?, row.int(1)?, row.flag(2)?));
+        instance = Some((row.int(0)?, row.int(1)?, row.flag(2)?));
         Ok(())
     })?;
-    let Some((number, last_seq, has_ended)) = known else { return Ok(false) };
+    let Some((number, last_seq, has_ended)) = instance else { return Ok(false) };
     let contents = wal.read().map_err(|error| StoreError::Damaged(error.to_string()))?;
     let indexes_on_write = database.dialect() != Dialect::Sqlite;
     let mut projection = Projection::new(wal.instance.parse().unwrap_or_default(), contents.task_ttl, indexes_on_write);

@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn written_records_are_read_back() {
         let mut test = TestWal::new();
         assert_eq!(after(&test.bytes(), 0), Some((vec![], true)));
         let records: Vec<_> = (1..8).map(|number| record(number, number as usize * 9)).collect();
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn the_log_goes_round_and_is_full_when_nothing_is_filed() {
+    fn the_log_wraps_around_and_fills_up_without_commits() {
         let mut test = TestWal::new();
         let quarter = HALF_USUAL as usize / 4;
         for number in 1..400 {
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_made_safe_where_nobody_would_find_it() {
+    fn a_log_that_recovery_would_not_find_accepts_no_records() {
         for gone in ["log", "history"] {
             let mut test = TestWal::new();
             fs::rename(test.folder.path().join(gone), test.folder.path().join("elsewhere")).unwrap();
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_that_is_cut_or_changed_anywhere_gives_a_prefix_of_what_was_written() {
+    fn a_log_that_is_cut_or_changed_anywhere_gives_a_prefix_of_its_records() {
         let mut test = TestWal::new();
         for (first, count) in [(1, 2), (3, 1), (4, 5), (9, 1), (10, 3)] {
             let group: Vec<_> = (first..first + count).map(|number| record(number, 250)).collect();
@@ -432,7 +432,7 @@ mod tests {
 
         /// As in a power failure, any part of the last write may be on the disk, and all of those before.
         #[test]
-        fn half_a_write_takes_nothing_away_and_adds_nothing(
+        fn a_torn_write_removes_and_adds_no_records(
             steps in vec((vec(0_usize..9_000, 1..5), 0_u64..8), 1..12),
             seed in any::<u64>(),
         ) {

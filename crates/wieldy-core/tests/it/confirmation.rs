@@ -28,7 +28,7 @@ impl Confirmer for Person {
     }
 }
 
-fn asked(
+fn world_asking(
     reply: impl Fn(&Confirmation) -> Result<Answer, String> + Send + Sync + 'static,
     after: Duration,
 ) -> (World, Arc<Strings>) {
@@ -47,7 +47,7 @@ fn code_and_cause(result: ToolResult) -> (Code, String) {
 
 #[tokio::test(start_paused = true)]
 async fn a_confirmed_call_runs() {
-    let (world, strings) = asked(|question| Ok(Answer { by: Some("ada".into()), ..question.approve() }), SECOND);
+    let (world, strings) = world_asking(|question| Ok(Answer { by: Some("ada".into()), ..question.approve() }), SECOND);
     assert!(world.call("t", json!({"n": 1})).await.is_success());
     assert_eq!(strings.runs(), 1);
     insta::assert_snapshot!(world.tape(), @r#"
@@ -61,7 +61,7 @@ async fn a_confirmed_call_runs() {
 
 #[tokio::test(start_paused = true)]
 async fn a_refused_call_does_not_run() {
-    let (world, strings) = asked(|question| Ok(question.refuse()), SECOND);
+    let (world, strings) = world_asking(|question| Ok(question.refuse()), SECOND);
     let result = world.call("t", json!({})).await;
     assert_eq!((result.status, strings.runs()), (Status::PermissionDenied, 0));
     assert_eq!(code_and_cause(result), (Code::ConfirmationDenied, "refused".into()));
@@ -75,7 +75,7 @@ async fn a_refused_call_does_not_run() {
 
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_comes_too_late_is_no_consent() {
-    let (world, strings) = asked(|question| Ok(question.approve()), 11 * SECOND);
+    let (world, strings) = world_asking(|question| Ok(question.approve()), 11 * SECOND);
     assert_eq!(code_and_cause(world.call("t", json!({})).await), (Code::ConfirmationDenied, "expired".into()));
     assert_eq!(strings.runs(), 0);
     world.check();
@@ -84,8 +84,10 @@ async fn an_answer_that_comes_too_late_is_no_consent() {
 #[tokio::test(start_paused = true)]
 async fn an_approval_counts_once_and_only_for_what_was_seen() {
     let first: Mutex<Option<Answer>> = Mutex::new(None);
-    let (world, strings) =
-        asked(move |question| Ok(first.lock().unwrap().get_or_insert_with(|| question.approve()).clone()), SECOND);
+    let (world, strings) = world_asking(
+        move |question| Ok(first.lock().unwrap().get_or_insert_with(|| question.approve()).clone()),
+        SECOND,
+    );
     assert!(world.call("t", json!({"n": 1})).await.is_success());
     assert_eq!(
         code_and_cause(world.call("t", json!({"n": 1})).await),
@@ -105,7 +107,7 @@ async fn an_approval_counts_once_and_only_for_what_was_seen() {
 async fn the_digest_covers_tool_arguments_and_terms() {
     let digests = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&digests);
-    let (world, _) = asked(
+    let (world, _) = world_asking(
         move |question| {
             seen.lock().unwrap().push(question.digest.to_string());
             Ok(question.approve())
@@ -144,7 +146,7 @@ async fn without_a_confirmer_the_call_says_that_it_needs_confirmation() {
 #[tokio::test(start_paused = true)]
 async fn approving_refusing_and_cancelling_at_once_gives_one_decision() {
     for round in 0..200_u64 {
-        let (world, strings) = asked(
+        let (world, strings) = world_asking(
             move |question| if round % 2 == 0 { Ok(question.approve()) } else { Ok(question.refuse()) },
             Duration::from_millis(100),
         );
@@ -165,7 +167,7 @@ async fn approving_refusing_and_cancelling_at_once_gives_one_decision() {
 
 #[tokio::test(start_paused = true)]
 async fn the_callers_deadline_holds_while_a_person_is_asked() {
-    let (world, strings) = asked(|question| Ok(question.approve()), 3 * SECOND);
+    let (world, strings) = world_asking(|question| Ok(question.approve()), 3 * SECOND);
     let call = Call::new("t", json!({})).with(Options { deadline: Some(SECOND), ..Options::default() });
     let result = world.executor.call(call).await;
     assert_eq!((result.status, strings.runs()), (Status::Timeout, 0));
@@ -175,7 +177,7 @@ async fn the_callers_deadline_holds_while_a_person_is_asked() {
 
 #[tokio::test(start_paused = true)]
 async fn a_panicking_confirmer_has_not_agreed() {
-    let (world, strings) = asked(|_| panic!("no idea"), SECOND);
+    let (world, strings) = world_asking(|_| panic!("no idea"), SECOND);
     let result = world.call("t", json!({})).await;
     assert_eq!((code_and_cause(result), strings.runs()), ((Code::ConfirmationDenied, "failed".into()), 0));
     world.check();

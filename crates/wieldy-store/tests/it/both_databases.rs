@@ -6,7 +6,7 @@ use wieldy_core::{Call, Caller, Code};
 use wieldy_store::{GroupBy, Query, Store};
 use wieldy_testkit::{Act, Puppet};
 
-use crate::world::{Place, executor};
+use crate::world::{TestHistory, executor};
 
 /// Returns the answers to all queries that depend only on the history's content.
 fn everything(store: &Store) -> Value {
@@ -91,8 +91,8 @@ async fn fill(store: &Store) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_copy_on_another_database_gives_the_same_answers() {
-    let Some(server) = Place::postgres() else { return };
-    let (file, back) = (Place::sqlite(), Place::sqlite());
+    let Some(server) = TestHistory::postgres() else { return };
+    let (file, back) = (TestHistory::sqlite(), TestHistory::sqlite());
     fill(&file.store()).await;
     let copied = file.store().copy_to(&server.store()).unwrap();
     assert_eq!(server.store().copy_to(&back.store()).unwrap(), copied);
@@ -105,8 +105,8 @@ async fn a_copy_on_another_database_gives_the_same_answers() {
     assert_eq!(counts, [8, 4, 4, 4, 0, 4, 0, 4, 4, 0]);
     assert_eq!(expected["verdict"]["problem"], Value::Null);
     assert_eq!(expected["verdict"]["executions"], 16);
-    for (place, name) in [(&server, "PostgreSQL"), (&back, "SQLite again")] {
-        let found = everything(&place.store());
+    for (history, name) in [(&server, "PostgreSQL"), (&back, "SQLite again")] {
+        let found = everything(&history.store());
         for part in ["text", "named", "shown", "stats", "durations", "verdict"] {
             assert_eq!(found[part], expected[part], "{part}, {name}");
         }
@@ -118,10 +118,10 @@ async fn a_copy_on_another_database_gives_the_same_answers() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_written_there_can_be_asked_in_the_same_way() {
-    let Some(server) = Place::postgres() else { return };
+async fn a_copy_of_a_postgres_history_gives_the_same_answers() {
+    let Some(server) = TestHistory::postgres() else { return };
     fill(&server.store()).await;
-    let file = Place::sqlite();
+    let file = TestHistory::sqlite();
     server.store().copy_to(&file.store()).unwrap();
     assert_eq!(everything(&file.store()), everything(&server.store()));
 }

@@ -11,14 +11,14 @@ use wieldy_core::{Call, Code, Executor, ExecutorBuilder, Options, Outcome, Run, 
 use wieldy_store::{Address, JournalOptions, Query, Store};
 use wieldy_testkit::{Act, Puppet};
 
-use crate::world::{Living, Place, until};
+use crate::world::{LiveExecutor, TestHistory, until};
 
 on_each_database!(
-    a_key_that_runs_in_another_process_is_waited_for_and_its_result_is_given,
-    a_key_of_a_killed_process_is_unknown_or_run_again_where_that_is_safe,
+    a_call_waits_for_its_key_in_another_process_and_gets_that_result,
+    a_key_of_a_killed_process_is_unknown_or_rerun_if_that_is_safe,
     a_key_that_was_claimed_and_never_ran_is_free_again,
     a_key_with_other_arguments_is_refused_in_every_process,
-    a_key_is_one_workspaces,
+    a_key_belongs_to_one_workspace,
     many_processes_with_one_key_run_it_once,
 );
 
@@ -56,22 +56,22 @@ fn runs(folder: &Path, tool: &str) -> usize {
 }
 
 /// Another process that makes the keyed call. It lives until it is killed or has its answer.
-struct Other(Child);
+struct OtherProcess(Child);
 
-impl Other {
-    fn start(place: &Place, tool: &str) -> Self {
+impl OtherProcess {
+    fn start(history: &TestHistory, tool: &str) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command
             .args(["--exact", "claims::other_process", "--nocapture"])
-            .env("WIELDY_CLAIMS", place.url())
-            .env("WIELDY_CLAIMS_FOLDER", place.folder.path())
+            .env("WIELDY_CLAIMS", history.url())
+            .env("WIELDY_CLAIMS_FOLDER", history.folder.path())
             .env("WIELDY_CLAIMS_TOOL", tool)
             .stdout(Stdio::null());
         Self(command.spawn().unwrap())
     }
 }
 
-impl Drop for Other {
+impl Drop for OtherProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -96,16 +96,16 @@ fn other_process() {
 }
 
 /// Starts a process and waits until it runs the keyed call.
-async fn running(place: &Place, tool: &str) -> Other {
-    let other = Other::start(place, tool);
-    until("the other process runs the call", async || runs(place.folder.path(), tool) == 1).await;
+async fn running(history: &TestHistory, tool: &str) -> OtherProcess {
+    let other = OtherProcess::start(history, tool);
+    until("the other process runs the call", async || runs(history.folder.path(), tool) == 1).await;
     other
 }
 
-async fn a_key_that_runs_in_another_process_is_waited_for_and_its_result_is_given(place: Place) {
-    let folder = place.folder.path();
-    let other = running(&place, "pay").await;
-    let here = place.executor(tools(folder));
+async fn a_call_waits_for_its_key_in_another_process_and_gets_that_result(history: TestHistory) {
+    let folder = history.folder.path();
+    let other = running(&history, "pay").await;
+    let here = history.executor(tools(folder));
     let waiting = tokio::spawn({
         let executor = here.executor.clone();
         async move { executor.call(keyed("pay")).await }
@@ -121,21 +121,21 @@ async fn a_key_that_runs_in_another_process_is_waited_for_and_its_result_is_give
     assert_eq!((again.text(), again.cached), (result.text(), true));
     assert_eq!(runs(folder, "pay"), 1);
     drop((other, here));
-    assert_eq!(place.sql("SELECT count(*) FROM claims").concat(), [none(&place)]);
-    assert_eq!(place.check().open, 0);
+    assert_eq!(history.sql("SELECT count(*) FROM claims").concat(), [none(&history)]);
+    assert_eq!(history.check().open, 0);
 }
 
 /// Returns the number 0 as the database prints it.
-fn none(place: &Place) -> String {
-    if place.is_postgres() { "0".into() } else { "Integer(0)".into() }
+fn none(history: &TestHistory) -> String {
+    if history.is_postgres() { "0".into() } else { "Integer(0)".into() }
 }
 
-async fn a_key_of_a_killed_process_is_unknown_or_run_again_where_that_is_safe(place: Place) {
+async fn a_key_of_a_killed_process_is_unknown_or_rerun_if_that_is_safe(history: TestHistory) {
     for (tool, expected, runs_expected) in [("pay", Some(Code::OutcomeUnknown), 1), ("put", None, 2), ("look", None, 2)]
     {
-        let folder = place.folder.path();
-        let mut other = running(&place, tool).await;
-        let here = place.executor(tools(folder));
+        let folder = history.folder.path();
+        let mut other = running(&history, tool).await;
+        let here = history.executor(tools(folder));
         let waiting = tokio::spawn({
             let executor = here.executor.clone();
             async move { executor.call(keyed(tool)).await }
@@ -151,20 +151,20 @@ async fn a_key_of_a_killed_process_is_unknown_or_run_again_where_that_is_safe(pl
         fs::remove_file(folder.join("go")).unwrap();
         drop(here);
     }
-    assert_eq!(place.check().open, 0);
+    assert_eq!(history.check().open, 0);
 }
 
-async fn a_key_that_was_claimed_and_never_ran_is_free_again(place: Place) {
+async fn a_key_that_was_claimed_and_never_ran_is_free_again(history: TestHistory) {
     let (refusing, _) = Puppet::new(ToolSpec::new("pay", "").confirm(), [Act::Echo]);
-    let first = place.executor([refusing]);
+    let first = history.executor([refusing]);
     let refused = first.executor.call(keyed("pay")).await;
     assert_eq!(refused.status, Status::RequiresConfirmation);
-    let second = place.executor([Puppet::writing("pay", Act::Echo)]);
+    let second = history.executor([Puppet::writing("pay", Act::Echo)]);
     assert!(second.executor.call(keyed("pay")).await.is_success(), "the refused call left the key");
 }
 
-async fn a_key_with_other_arguments_is_refused_in_every_process(place: Place) {
-    let [first, second] = [0, 1].map(|_| place.executor([Puppet::writing("pay", Act::Echo)]));
+async fn a_key_with_other_arguments_is_refused_in_every_process(history: TestHistory) {
+    let [first, second] = [0, 1].map(|_| history.executor([Puppet::writing("pay", Act::Echo)]));
     assert!(first.executor.call(keyed("pay")).await.is_success());
     let other = Call { arguments: Arc::new(json!({"amount": 2})), ..keyed("pay") };
     let refused = second.executor.call(other).await;
@@ -174,11 +174,11 @@ async fn a_key_with_other_arguments_is_refused_in_every_process(place: Place) {
     assert_eq!((same.status, same.cached), (Status::Success, true));
 }
 
-async fn a_key_is_one_workspaces(place: Place) {
-    let in_folder = |name: &str| -> Living {
-        let workspace = place.folder.path().join(name);
+async fn a_key_belongs_to_one_workspace(history: TestHistory) {
+    let in_folder = |name: &str| -> LiveExecutor {
+        let workspace = history.folder.path().join(name);
         let change = |builder: &mut ExecutorBuilder| builder.workspace = workspace;
-        place.executor_with([Puppet::writing("pay", Act::Echo)], &place.options(), change)
+        history.executor_with([Puppet::writing("pay", Act::Echo)], &history.options(), change)
     };
     let mut told = Vec::new();
     for name in ["a", "b", "a"] {
@@ -189,10 +189,10 @@ async fn a_key_is_one_workspaces(place: Place) {
     assert_eq!(told, [(Status::Success, false), (Status::Success, false), (Status::Success, true)]);
 }
 
-async fn many_processes_with_one_key_run_it_once(place: Place) {
-    let folder = place.folder.path();
-    place.store();
-    let mut others: Vec<_> = (0..6).map(|_| Other::start(&place, "pay")).collect();
+async fn many_processes_with_one_key_run_it_once(history: TestHistory) {
+    let folder = history.folder.path();
+    history.store();
+    let mut others: Vec<_> = (0..6).map(|_| OtherProcess::start(&history, "pay")).collect();
     until("one of them runs the call", async || runs(folder, "pay") > 0).await;
     tokio::time::sleep(Duration::from_millis(200)).await;
     fs::write(folder.join("go"), "").unwrap();
@@ -205,6 +205,6 @@ async fn many_processes_with_one_key_run_it_once(place: Place) {
         .collect();
     assert_eq!(runs(folder, "pay"), 1);
     assert_eq!(answers, vec![answers[0].clone(); 6]);
-    assert_eq!(place.store().search(&Query::default(), 10).unwrap().executions.len(), 6, "each has its own record");
-    assert_eq!(place.check().open, 0);
+    assert_eq!(history.store().search(&Query::default(), 10).unwrap().executions.len(), 6, "each has its own record");
+    assert_eq!(history.check().open, 0);
 }

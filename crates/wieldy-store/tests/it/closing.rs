@@ -10,7 +10,7 @@ use wieldy_store::{Address, JournalOptions, Query, Store};
 use wieldy_testkit::{Act, Puppet};
 
 #[tokio::test]
-async fn what_was_taken_is_there_and_nothing_runs_any_more() {
+async fn a_closed_journal_has_all_records_and_no_call_runs() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(&Address::Sqlite(folder.path().join("history.db"))).unwrap();
     let journal = Arc::new(store.journal(&JournalOptions::default()).unwrap());
@@ -34,7 +34,7 @@ async fn what_was_taken_is_there_and_nothing_runs_any_more() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_waits_while_it_closes_is_told_and_what_comes_then_is_refused() {
+async fn waiting_callers_are_answered_during_closing_and_later_events_refused() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(&Address::Sqlite(folder.path().join("history.db"))).unwrap();
     for _ in 0..20 {

@@ -9,21 +9,21 @@ use wieldy_core::{Call, Caller, ToolSpec};
 use wieldy_store::{JournalOptions, Query, Retention};
 use wieldy_testkit::{Act, Puppet};
 
-use crate::world::{Place, executor, until};
+use crate::world::{TestHistory, executor, until};
 
 on_each_database!(
     executors_that_write_at_once_make_one_trail,
-    who_was_taken_for_dead_writes_no_more,
-    who_lives_is_not_taken_for_dead,
-    what_comes_too_late_from_one_taken_for_dead_does_no_harm,
-    while_others_write_and_drop_nothing_is_found_wrong,
+    an_executor_taken_for_dead_stops_writing,
+    a_live_executor_is_not_taken_for_dead,
+    late_events_of_an_executor_taken_for_dead_do_no_harm,
+    verification_succeeds_while_others_write_and_drop,
 );
 
-async fn executors_that_write_at_once_make_one_trail(place: Place) {
+async fn executors_that_write_at_once_make_one_trail(history: TestHistory) {
     const EACH: usize = 100;
     let mut writing = Vec::new();
     for _ in 0..4 {
-        let store = place.store();
+        let store = history.store();
         writing.push(tokio::spawn(async move {
             let (executor, journal) = executor(&store, [Puppet::writing("write", Act::Echo)]);
             let calls = (0..EACH).map(|number| {
@@ -39,7 +39,7 @@ async fn executors_that_write_at_once_make_one_trail(place: Place) {
     for one in writing {
         one.await.unwrap();
     }
-    let store = place.store();
+    let store = history.store();
     let verdict = store.verify(&[], None, &mut |_| ()).unwrap();
     assert_eq!((verdict.problem, verdict.executions, verdict.open), (None, 4 * EACH as u64, 0));
     assert_eq!(store.search(&Query::default(), 1000).unwrap().executions.len(), 4 * EACH);
@@ -47,11 +47,11 @@ async fn executors_that_write_at_once_make_one_trail(place: Place) {
     assert_eq!((stats[0].count, stats[0].errors), (4 * EACH as i64, 0));
 }
 
-async fn who_was_taken_for_dead_writes_no_more(place: Place) {
-    let store = place.store();
+async fn an_executor_taken_for_dead_stops_writing(history: TestHistory) {
+    let store = history.store();
     let (executor, journal) = executor(&store, [Puppet::writing("write", Act::Echo)]);
     assert!(executor.call(Call::new("write", json!({}))).await.is_success());
-    place.sql("UPDATE instances SET ended_at = seen_at");
+    history.sql("UPDATE instances SET ended_at = seen_at");
     // Until the executor notices, its log still accepts records.
     until("it is refused", async || {
         let told = executor.call(Call::new("write", json!({}))).await;
@@ -62,20 +62,20 @@ async fn who_was_taken_for_dead_writes_no_more(place: Place) {
     assert_eq!(journal.failure().unwrap().0, why);
 }
 
-async fn who_lives_is_not_taken_for_dead(place: Place) {
-    let store = place.store();
+async fn a_live_executor_is_not_taken_for_dead(history: TestHistory) {
+    let store = history.store();
     let (executor, journal) = executor(&store, [Puppet::writing("write", Act::Echo)]);
     // Its row looks dead, but its lock is held.
-    let long_ago = if place.is_postgres() { "now() - interval '1 hour'" } else { "1" };
-    place.sql(&format!("UPDATE instances SET seen_at = {long_ago}, process = 2147483647"));
+    let long_ago = if history.is_postgres() { "now() - interval '1 hour'" } else { "1" };
+    history.sql(&format!("UPDATE instances SET seen_at = {long_ago}, process = 2147483647"));
     store.journal(&JournalOptions::default()).unwrap();
     assert!(executor.call(Call::new("write", json!({}))).await.is_success());
     journal.flush().await.unwrap();
     assert_eq!(store.verify(&[], None, &mut |_| ()).unwrap().problem, None);
 }
 
-async fn what_comes_too_late_from_one_taken_for_dead_does_no_harm(place: Place) {
-    let store = place.store();
+async fn late_events_of_an_executor_taken_for_dead_do_no_harm(history: TestHistory) {
+    let store = history.store();
     let (waiting, strings) = Puppet::new(ToolSpec::new("wait", ""), [Act::PrintAndWait("x")]);
     let (late, journal) = executor(&store, [waiting]);
     let task = late.spawn(Call::new("wait", json!({})));
@@ -83,7 +83,7 @@ async fn what_comes_too_late_from_one_taken_for_dead_does_no_harm(place: Place) 
         tokio::time::sleep(std::time::Duration::from_millis(1)).await;
     }
     journal.flush().await.unwrap();
-    place.sql("UPDATE instances SET ended_at = seen_at");
+    history.sql("UPDATE instances SET ended_at = seen_at");
     let (next, _) = executor(&store, [Puppet::writing("wait", Act::Echo)]);
     // The call ends, which can no longer be recorded; its caller still gets the result.
     late.cancel(task, &Caller::local());
@@ -97,15 +97,15 @@ async fn what_comes_too_late_from_one_taken_for_dead_does_no_harm(place: Place) 
     let (call, events) = store.show(task).unwrap().unwrap();
     assert_eq!((call.status.as_str(), call.error_code.as_deref()), ("failed", Some("E3110")), "{events:?}");
     drop(next);
-    let verdict = place.check();
+    let verdict = history.check();
     assert_eq!((verdict.executions, verdict.open), (2, 0));
 }
 
-async fn while_others_write_and_drop_nothing_is_found_wrong(place: Place) {
+async fn verification_succeeds_while_others_write_and_drop(history: TestHistory) {
     let done = Arc::new(AtomicBool::new(false));
     let mut busy = Vec::new();
     for _ in 0..2 {
-        let (store, done) = (place.store(), Arc::clone(&done));
+        let (store, done) = (history.store(), Arc::clone(&done));
         busy.push(tokio::spawn(async move {
             let (executor, _) = executor(&store, [Puppet::writing("write", Act::Echo)]);
             while !done.load(Ordering::Relaxed) {
@@ -117,9 +117,9 @@ async fn while_others_write_and_drop_nothing_is_found_wrong(place: Place) {
     let (mut pruned, mut last_seq) = (0, 0);
     while pruned < 5 || last_seq < 4_000 {
         let old = Retention { age_max: Some(Duration::from_millis(200)), bytes_max: None };
-        let (store, options) = (place.store(), place.options());
+        let (store, options) = (history.store(), history.options());
         let dropping = tokio::task::spawn_blocking(move || store.prune(&old, &options).unwrap().records);
-        let store = place.store();
+        let store = history.store();
         let verdict = tokio::task::spawn_blocking(move || store.verify(&[], None, &mut |_| {})).await.unwrap().unwrap();
         assert_eq!(verdict.problem, None, "{verdict:?}");
         pruned += u64::from(dropping.await.unwrap() > 0);
@@ -129,5 +129,5 @@ async fn while_others_write_and_drop_nothing_is_found_wrong(place: Place) {
     for one in busy {
         one.await.unwrap();
     }
-    place.check();
+    history.check();
 }

@@ -8,9 +8,9 @@ use serde_json::json;
 use wieldy_core::{Body, Call, Caller, Code, Event, ExecutionId, Journal, Receipt, Redacted, Subject};
 use wieldy_testkit::{Act, Puppet};
 
-use crate::world::Place;
+use crate::world::TestHistory;
 
-on_each_database!(an_id_that_is_given_twice_ends_the_journal_of_who_gives_it_and_nobody_elses);
+on_each_database!(a_duplicate_id_ends_only_the_journal_that_writes_it);
 
 fn opening(seq: u64, execution: ExecutionId) -> Arc<Event> {
     let (tool, caller) = (Some("write".into()), Caller::local().into());
@@ -25,12 +25,12 @@ fn opening(seq: u64, execution: ExecutionId) -> Arc<Event> {
     Arc::new(Event { seq, at: Timestamp::now(), subject: Arc::new(subject), body })
 }
 
-async fn an_id_that_is_given_twice_ends_the_journal_of_who_gives_it_and_nobody_elses(place: Place) {
-    let first = place.executor([Puppet::writing("write", Act::Echo)]);
+async fn a_duplicate_id_ends_only_the_journal_that_writes_it(history: TestHistory) {
+    let first = history.executor([Puppet::writing("write", Act::Echo)]);
     let done = first.executor.call(Call::new("write", json!({}))).await;
     first.journal.flush().await.unwrap();
     // As on a machine that was copied while it ran.
-    let second = place.executor([Puppet::writing("write", Act::Echo)]);
+    let second = history.executor([Puppet::writing("write", Act::Echo)]);
     let seq = second.journal.next_seq();
     assert!(matches!(second.journal.append(&opening(seq, done.execution_id)), Receipt::Pending(_)));
     let told = tokio::time::timeout(Duration::from_secs(5), second.journal.flush()).await.expect("it is given up");
@@ -39,7 +39,7 @@ async fn an_id_that_is_given_twice_ends_the_journal_of_who_gives_it_and_nobody_e
     // The numbers of an executor's events have no gaps, so nothing may follow a record that cannot be written. If it
     // were retried, it would be written now.
     let rename = |from: &str, to: &str| {
-        place.sql(&format!("UPDATE tool_executions SET execution_id = '{to}' WHERE execution_id = '{from}'"));
+        history.sql(&format!("UPDATE tool_executions SET execution_id = '{to}' WHERE execution_id = '{from}'"));
     };
     let id = done.execution_id.to_string();
     rename(&id, "elsewhere");
@@ -51,8 +51,8 @@ async fn an_id_that_is_given_twice_ends_the_journal_of_who_gives_it_and_nobody_e
     assert!(first.executor.call(Call::new("write", json!({}))).await.is_success(), "others go on");
     drop((first, second));
     // A new executor has ids of its own.
-    let next = place.executor([Puppet::writing("write", Act::Echo)]);
+    let next = history.executor([Puppet::writing("write", Act::Echo)]);
     assert!(next.executor.call(Call::new("write", json!({}))).await.is_success());
     drop(next);
-    assert_eq!(place.check().executions, 3);
+    assert_eq!(history.check().executions, 3);
 }

@@ -39,7 +39,7 @@ fn things(page: &Value) -> Vec<&Value> {
 }
 
 #[tokio::test]
-async fn an_agent_finds_its_own_calls_and_nobody_elses() {
+async fn an_agent_finds_its_own_calls_and_no_others() {
     let folder = tempfile::tempdir().unwrap();
     let (executor, journal) = executor(folder.path());
     let callers = [("ada", None), ("bob", None), ("ada", Some("one")), ("ada", Some("two"))];
@@ -70,18 +70,18 @@ async fn an_agent_finds_only_calls_of_its_own_user_and_workspace() {
     let by = |user: Option<&str>| Arc::new(Caller { user: user.map(str::to_owned), ..Caller::local() });
     let places = [one.as_path(), other.as_path(), Path::new(".")];
     let users = [None, Some("ann"), Some("bob")];
-    for place in places {
-        let (executor, journal) = executor_in(folder.path(), place);
+    for history in places {
+        let (executor, journal) = executor_in(folder.path(), history);
         for user in users {
-            asked(&executor, "look", json!({ "thing": [place, user] }), &by(user)).await;
+            asked(&executor, "look", json!({ "thing": [history, user] }), &by(user)).await;
         }
         journal.close();
     }
-    for place in &places[..2] {
-        let (executor, _journal) = executor_in(folder.path(), place);
+    for history in &places[..2] {
+        let (executor, _journal) = executor_in(folder.path(), history);
         for user in users {
             let all = asked(&executor, "history_search", json!({"tool": "look"}), &by(user)).await;
-            assert_eq!(things(&all), [&json!([place, user])]);
+            assert_eq!(things(&all), [&json!([history, user])]);
             let stats = asked(&executor, "history_stats", json!({"tool": "look"}), &by(user)).await;
             assert_eq!(stats["stats"][0]["count"], 1);
         }
@@ -101,7 +101,7 @@ async fn an_agent_finds_only_calls_of_its_own_user_and_workspace() {
 }
 
 #[tokio::test]
-async fn a_search_is_read_in_pages_and_refuses_what_makes_no_sense() {
+async fn a_search_is_paged_and_refuses_invalid_arguments() {
     let folder = tempfile::tempdir().unwrap();
     let (executor, journal) = executor(folder.path());
     let by = caller("ada", None);
@@ -141,7 +141,7 @@ async fn a_search_is_read_in_pages_and_refuses_what_makes_no_sense() {
 }
 
 #[tokio::test]
-async fn the_tools_open_nothing_before_they_are_asked() {
+async fn the_tools_open_no_history_before_their_first_call() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::at(&Address::Sqlite(folder.path().join("history.db")));
     let executor = Executor::builder().tools(history_tools(store)).build().unwrap();
@@ -170,11 +170,12 @@ async fn logs_and_metrics_are_of_the_caller_alone() {
     let callers =
         [by("ada", None, None), by("bob", None, None), by("ada", Some("acme"), None), by("ada", None, Some("ann"))];
     let mut foreign = Vec::new();
-    for place in [&one, &other] {
-        let (executor, journal) = executor_in(folder.path(), place);
+    for history in [&one, &other] {
+        let (executor, journal) = executor_in(folder.path(), history);
         for (number, by) in callers.iter().enumerate() {
-            let result = executor.call(Call::new("look", json!({ "thing": [place, number] })).by(Arc::clone(by))).await;
-            foreign.push((place.clone(), number, result.execution_id.to_string()));
+            let result =
+                executor.call(Call::new("look", json!({ "thing": [history, number] })).by(Arc::clone(by))).await;
+            foreign.push((history.clone(), number, result.execution_id.to_string()));
         }
         journal.close();
     }
@@ -185,13 +186,13 @@ async fn logs_and_metrics_are_of_the_caller_alone() {
         let metrics = asked(&executor, "GetMetrics", json!({"tool": "look"}), by).await;
         assert_eq!(metrics["stats"][0]["count"], 1, "{metrics}");
         assert_eq!((&metrics["live"]["calls.running"], &metrics["live"]["calls.waiting"]), (&json!(1), &json!(0)));
-        for (place, whose, id) in &foreign {
+        for (history, whose, id) in &foreign {
             let logs = asked(&executor, "GetLogs", json!({ "execution": id }), by).await;
-            let own = (place, *whose) == (&one, number);
+            let own = (history, *whose) == (&one, number);
             assert_eq!(
                 !logs["events"].as_array().unwrap().is_empty(),
                 own,
-                "{place:?} {whose} seen by {number}: {logs}"
+                "{history:?} {whose} seen by {number}: {logs}"
             );
         }
     }
@@ -204,7 +205,7 @@ async fn logs_and_metrics_are_of_the_caller_alone() {
 }
 
 #[tokio::test]
-async fn logs_are_read_in_pages_by_level_and_refuse_what_makes_no_sense() {
+async fn logs_are_paged_and_filtered_by_level_and_refuse_invalid_arguments() {
     let folder = tempfile::tempdir().unwrap();
     let (executor, _journal) = executor(folder.path());
     let by = caller("ada", None);

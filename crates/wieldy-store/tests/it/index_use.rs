@@ -7,15 +7,15 @@ use serde_json::json;
 use wieldy_core::{Call, Durability, Options};
 use wieldy_testkit::{Act, Puppet};
 
-use crate::world::{Place, until};
+use crate::world::{TestHistory, until};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn no_table_of_a_new_history_is_scanned_by_calls() {
-    let Some(place) = Place::postgres() else { return };
+    let Some(history) = TestHistory::postgres() else { return };
     // Creating the tables and their indexes scans them.
-    drop(place.store());
-    place.sql("SELECT pg_stat_reset()");
-    let living = place.executor_with([Puppet::writing("write", Act::Echo)], &place.options(), |builder| {
+    drop(history.store());
+    history.sql("SELECT pg_stat_reset()");
+    let living = history.executor_with([Puppet::writing("write", Act::Echo)], &history.options(), |builder| {
         builder.durability = Durability::Strict;
     });
     let executor = Arc::new(living.executor.clone());
@@ -35,8 +35,8 @@ async fn no_table_of_a_new_history_is_scanned_by_calls() {
     }
     drop((executor, living));
     let rows = "SELECT n_tup_ins FROM pg_stat_user_tables WHERE relname = 'tool_executions'";
-    until("the server has counted", async || place.sql(rows) == [["2000"]]).await;
+    until("the server has counted", async || history.sql(rows) == [["2000"]]).await;
     // Starting an executor scans tables of one row, and the claims for void ones.
     let scanned = "SELECT relname, seq_scan, seq_tup_read FROM pg_stat_user_tables WHERE seq_scan > 2 ORDER BY relname";
-    assert_eq!(place.sql(scanned), Vec::<Vec<String>>::new());
+    assert_eq!(history.sql(scanned), Vec::<Vec<String>>::new());
 }

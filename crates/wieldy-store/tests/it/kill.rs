@@ -11,13 +11,13 @@ use wieldy_core::Durability;
 use wieldy_store::{Execution, Query};
 
 use crate::victim::{HOARD, Victim, lines};
-use crate::world::{Place, shared_server};
+use crate::world::{TestHistory, shared_server};
 
 const DURABILITIES: [Durability; 3] = [Durability::Strict, Durability::Effects, Durability::Relaxed];
 
 /// Returns every call in the history, by its id.
-fn rows(place: &Place) -> HashMap<String, Execution> {
-    let (store, mut rows, mut query) = (place.store(), HashMap::new(), Query::default());
+fn rows(history: &TestHistory) -> HashMap<String, Execution> {
+    let (store, mut rows, mut query) = (history.store(), HashMap::new(), Query::default());
     loop {
         let page = store.search(&query, 5_000).unwrap();
         for row in page.executions {
@@ -42,14 +42,14 @@ fn keeps(answer: &str, rows: &HashMap<String, Execution>) -> bool {
     match rows.get(id) {
         None => !opening_is_safe,
         Some(row) => {
-            let is_unknown = !closing_is_safe && (row.error_code.as_deref() == Some("E3110") || is_left_to_others(row));
+            let is_unknown = !closing_is_safe && (row.error_code.as_deref() == Some("E3110") || is_left_for_rerun(row));
             mark_of(row) == mark && (row.status == status || is_unknown)
         }
     }
 }
 
 /// Returns true if a call is left for a while to an executor that runs it again; none here does.
-fn is_left_to_others(row: &Execution) -> bool {
+fn is_left_for_rerun(row: &Execution) -> bool {
     row.completed_at.is_none() && row.metadata.as_ref().is_some_and(|metadata| metadata["rerun"] == true)
 }
 
@@ -58,11 +58,11 @@ fn mark_of(row: &Execution) -> &str {
 }
 
 /// Checks the invariants of the history, which hold after every kill. Returns the number of calls.
-pub(crate) fn check(place: &Place) -> usize {
+pub(crate) fn check(history: &TestHistory) -> usize {
     // The next executor closes the open calls.
-    drop(place.store().journal(&place.options()).unwrap());
-    let rows = rows(place);
-    let told = |name: &str| lines(&place.folder.path().join(name));
+    drop(history.store().journal(&history.options()).unwrap());
+    let rows = rows(history);
+    let told = |name: &str| lines(&history.folder.path().join(name));
     let was_pruned = !told("pruned").is_empty();
     for answer in told("answers") {
         assert!(was_pruned || keeps(&answer, &rows), "{answer}: {:?}", rows.get(answer.split_once(' ').unwrap().0));
@@ -73,7 +73,7 @@ pub(crate) fn check(place: &Place) -> usize {
     }
     let puts: HashSet<String> = told("puts").into_iter().collect();
     for row in rows.values() {
-        if is_left_to_others(row) {
+        if is_left_for_rerun(row) {
             continue;
         }
         assert!(row.completed_at.is_some(), "{row:?} is still open");
@@ -92,25 +92,25 @@ pub(crate) fn check(place: &Place) -> usize {
     for mark in effects.iter().chain(&puts) {
         assert!(was_pruned || known.contains(mark.as_str()), "{mark} had its effect and nothing is known of it");
     }
-    place.check();
+    history.check();
     rows.len()
 }
 
 /// Kills `victims` processes at random moments, `together` of them living at a time.
-fn kill_at_random(place: impl Fn() -> Place, victims: usize, together: usize) {
+fn kill_at_random(history: impl Fn() -> TestHistory, victims: usize, together: usize) {
     const ROUNDS: usize = 10;
-    let mut chance = fastrand(victims as u64);
+    let mut chance = pseudo_random(victims as u64);
     let mut calls = 0;
     for _ in 0..victims / ROUNDS / together {
-        let place = place();
+        let history = history();
         for round in 0..ROUNDS {
-            let answers = place.folder.path().join("answers");
+            let answers = history.folder.path().join("answers");
             let before = fs::metadata(&answers).map_or(0, |file| file.len());
             let began = Instant::now();
             // Executors learn keys of earlier executors when they start, not those of executors that live beside them.
             let does = if together == 1 { "work" } else { "together" };
             let victim = |n: usize| Victim { does, durability: DURABILITIES[(round + n) % 3], ..Victim::default() };
-            let victims: Vec<Child> = (0..together).map(|n| victim(n).start(&place)).collect();
+            let victims: Vec<Child> = (0..together).map(|n| victim(n).start(&history)).collect();
             while fs::metadata(&answers).map_or(0, |file| file.len()) == before
                 && began.elapsed() < Duration::from_secs(10)
             {
@@ -122,13 +122,13 @@ fn kill_at_random(place: impl Fn() -> Place, victims: usize, together: usize) {
                 victim.wait().unwrap();
             }
         }
-        calls += check(&place);
+        calls += check(&history);
     }
     assert!(calls > victims, "the victims did something: {calls}");
 }
 
 /// Returns pseudo-random numbers, the same in every run.
-fn fastrand(seed: u64) -> impl FnMut() -> u64 {
+fn pseudo_random(seed: u64) -> impl FnMut() -> u64 {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     move || {
         state ^= state << 13;
@@ -140,30 +140,30 @@ fn fastrand(seed: u64) -> impl FnMut() -> u64 {
 
 #[test]
 fn killed_at_random_moments_nothing_is_lost_doubled_or_guessed() {
-    kill_at_random(Place::sqlite, wieldy_testkit::count(100, 1_000), 1);
+    kill_at_random(TestHistory::sqlite, wieldy_testkit::count(100, 1_000), 1);
 }
 
 #[test]
 fn killed_at_random_moments_on_postgres_nothing_is_lost_doubled_or_guessed() {
     if shared_server().is_some() {
-        kill_at_random(|| Place::postgres().unwrap(), wieldy_testkit::count(120, 1_000), 4);
+        kill_at_random(|| TestHistory::postgres().unwrap(), wieldy_testkit::count(120, 1_000), 4);
     }
 }
 
 #[test]
-fn killed_at_every_named_place_nothing_is_lost_doubled_or_guessed() {
-    killed_at_every_named_place(&Place::sqlite);
+fn killed_at_every_failpoint_nothing_is_lost_doubled_or_guessed() {
+    killed_at_every_failpoint(&TestHistory::sqlite);
 }
 
 #[test]
-fn killed_at_every_named_place_on_postgres_nothing_is_lost_doubled_or_guessed() {
+fn killed_at_every_failpoint_on_postgres_nothing_is_lost_doubled_or_guessed() {
     if shared_server().is_some() {
-        killed_at_every_named_place(&|| Place::postgres().unwrap());
+        killed_at_every_failpoint(&|| TestHistory::postgres().unwrap());
     }
 }
 
 /// Failpoints at which victims die, the victims' work, and how often they reach the failpoint before.
-const PLACES: &[(&str, &str, &[u32])] = &[
+const FAILPOINTS: &[(&str, &str, &[u32])] = &[
     ("migrate.changed", "work", &[1]),
     ("key.drafted", "work", &[1]),
     ("journal.registered", "work", &[1]),
@@ -193,41 +193,41 @@ const PLACES: &[(&str, &str, &[u32])] = &[
     ("filing.ending", "prune", &[1, 2]),
 ];
 
-fn killed_at_every_named_place(place: &dyn Fn() -> Place) {
-    for (name, does, times) in PLACES {
-        let place = place();
+fn killed_at_every_failpoint(history: &dyn Fn() -> TestHistory) {
+    for (name, does, times) in FAILPOINTS {
+        let history = history();
         let is_of_files = ["checkpoint", "log", "settle"].iter().any(|kind| name.starts_with(kind));
-        if place.is_postgres() && is_of_files {
+        if history.is_postgres() && is_of_files {
             continue;
         }
         for (times, durability) in times.iter().zip(DURABILITIES.iter().cycle()) {
             // Recovery needs open calls, and more than it closes at once.
             if name.starts_with("journal") || name.starts_with("recovery") {
-                leave_many_open(&place);
+                leave_many_open(&history);
             }
             if name.starts_with("settle") {
-                leave_logs(&place);
+                leave_uncommitted_logs(&history);
             }
             let failpoint = format!("{name}:{times}");
             let victim = Victim { does, durability: *durability, failpoint: &failpoint, ..Victim::default() };
-            die(&place, &victim);
-            check(&place);
+            die(&history, &victim);
+            check(&history);
         }
     }
 }
 
 /// Lets a victim live until its failpoint kills it.
-fn die(place: &Place, victim: &Victim<'_>) {
-    let status = wait(victim.start(place), victim.failpoint);
-    let stderr = fs::read_to_string(place.folder.path().join("stderr")).unwrap();
+fn die(history: &TestHistory, victim: &Victim<'_>) {
+    let status = wait(victim.start(history), victim.failpoint);
+    let stderr = fs::read_to_string(history.folder.path().join("stderr")).unwrap();
     assert_eq!(status.code(), None, "{}: it was not killed: {stderr}", victim.failpoint);
 }
 
 /// Kills two victims with uncommitted records in their logs.
-fn leave_logs(place: &Place) {
+fn leave_uncommitted_logs(history: &TestHistory) {
     let victim = Victim { does: "together", durability: Durability::Strict, ..Victim::default() };
-    let mut victims = [victim.start(place), victim.start(place)];
-    let answers = place.folder.path().join("answers");
+    let mut victims = [victim.start(history), victim.start(history)];
+    let answers = history.folder.path().join("answers");
     let more = |victims: &[Child]| {
         for victim in victims {
             let of_it = format!("-{}-", victim.id());
@@ -241,7 +241,7 @@ fn leave_logs(place: &Place) {
     };
     more(&victims);
     // From here on no other process can commit.
-    let holder = rusqlite::Connection::open(place.folder.path().join("history.db")).unwrap();
+    let holder = rusqlite::Connection::open(history.folder.path().join("history.db")).unwrap();
     holder.busy_timeout(Duration::from_secs(10)).unwrap();
     holder.execute_batch("BEGIN IMMEDIATE").unwrap();
     more(&victims);
@@ -263,10 +263,10 @@ fn wait(mut victim: Child, what: &str) -> std::process::ExitStatus {
 }
 
 /// Kills a victim that has many open calls.
-fn leave_many_open(place: &Place) {
-    let hoarded = place.folder.path().join("hoarded");
+fn leave_many_open(history: &TestHistory) {
+    let hoarded = history.folder.path().join("hoarded");
     let _ = fs::remove_file(&hoarded);
-    let mut victim = Victim { does: "hoard", ..Victim::default() }.start(place);
+    let mut victim = Victim { does: "hoard", ..Victim::default() }.start(history);
     let began = Instant::now();
     while lines(&hoarded).is_empty() {
         assert!(began.elapsed() < Duration::from_secs(15), "the calls were not opened");
@@ -274,36 +274,36 @@ fn leave_many_open(place: &Place) {
     }
     victim.kill().unwrap();
     victim.wait().unwrap();
-    let open = rows(place).values().filter(|row| row.completed_at.is_none()).count();
+    let open = rows(history).values().filter(|row| row.completed_at.is_none()).count();
     assert!(open >= HOARD, "{open}");
 }
 
 #[test]
 fn a_clock_that_jumps_loses_doubles_and_guesses_nothing() {
-    with_a_clock_that_jumps(&Place::sqlite);
+    with_a_clock_that_jumps(&TestHistory::sqlite);
 }
 
 #[test]
 fn a_clock_that_jumps_on_postgres_loses_doubles_and_guesses_nothing() {
     if shared_server().is_some() {
-        with_a_clock_that_jumps(&|| Place::postgres().unwrap());
+        with_a_clock_that_jumps(&|| TestHistory::postgres().unwrap());
     }
 }
 
 /// Runs victims whose clock is an hour ahead or behind, from the start or later.
-fn with_a_clock_that_jumps(place: &dyn Fn() -> Place) {
-    let place = place();
-    let library = place.folder.path().join("clock.so");
+fn with_a_clock_that_jumps(history: &dyn Fn() -> TestHistory) {
+    let history = history();
+    let library = history.folder.path().join("clock.so");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/clock.c");
     let made = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(source).status().unwrap();
     assert!(made.success());
-    let (file, answers) = (place.folder.path().join("later"), place.folder.path().join("answers"));
+    let (file, answers) = (history.folder.path().join("later"), history.folder.path().join("answers"));
     for (clock, durability) in ["3600,-3600", "-3600,3600", "0,3600", "0,-3600"].iter().zip(DURABILITIES.iter().cycle())
     {
         let _ = fs::remove_file(&file);
         let clock = format!("{clock},{}", file.display());
         let victim = Victim { durability: *durability, clock: Some((&clock, &library)), ..Victim::default() };
-        let mut victim = victim.start(&place);
+        let mut victim = victim.start(&history);
         for _ in 0..2 {
             // These calls are in the history with every durability.
             let paid = || lines(&answers).iter().filter(|answer| answer.contains(" ran pay-")).count();
@@ -316,10 +316,10 @@ fn with_a_clock_that_jumps(place: &dyn Fn() -> Place) {
         }
         victim.kill().unwrap();
         victim.wait().unwrap();
-        check(&place);
+        check(&history);
     }
     // Calls are in the order of events, not of the clock.
-    let calls = place.store().search(&Query::default(), 100_000).unwrap().executions;
+    let calls = history.store().search(&Query::default(), 100_000).unwrap().executions;
     let times: Vec<_> = calls.iter().rev().map(|call| call.started_at).collect();
     let minutes = |pair: &[jiff::Timestamp]| (pair[1].duration_since(pair[0]).as_secs_f64() / 60.0).round() as i64;
     let jumps: Vec<i64> = times.windows(2).map(minutes).filter(|minutes| *minutes != 0).collect();
@@ -329,7 +329,7 @@ fn with_a_clock_that_jumps(place: &dyn Fn() -> Place) {
 }
 
 #[test]
-fn victims_die_at_every_place_that_has_a_name() {
+fn every_failpoint_of_the_source_has_a_victim() {
     fn find(folder: &Path, found: &mut BTreeSet<String>) {
         for file in fs::read_dir(folder).unwrap().map(|file| file.unwrap().path()) {
             if file.is_dir() {
@@ -343,6 +343,6 @@ fn victims_die_at_every_place_that_has_a_name() {
     }
     let mut named = BTreeSet::new();
     find(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut named);
-    let listed = PLACES.iter().map(|(name, ..)| (*name).to_owned()).filter(|name| !name.starts_with("tool."));
+    let listed = FAILPOINTS.iter().map(|(name, ..)| (*name).to_owned()).filter(|name| !name.starts_with("tool."));
     assert_eq!(listed.collect::<BTreeSet<_>>(), named);
 }

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use wieldy_core::Status;
 use wieldy_store::{GroupBy, Query};
 
-use crate::world::Place;
+use crate::world::TestHistory;
 
 /// The number of calls in the history: a million, or fewer in a short run.
 fn calls() -> usize {
@@ -13,8 +13,8 @@ fn calls() -> usize {
 }
 
 /// Returns all calls that a query finds, page by page.
-fn all(place: &Place, query: Query) -> Vec<String> {
-    let (store, mut query, mut found) = (place.store(), query, Vec::new());
+fn all(history: &TestHistory, query: Query) -> Vec<String> {
+    let (store, mut query, mut found) = (history.store(), query, Vec::new());
     loop {
         let page = store.search(&query, 1_000).unwrap();
         found.extend(page.executions.into_iter().map(|call| call.execution_id));
@@ -27,22 +27,22 @@ fn all(place: &Place, query: Query) -> Vec<String> {
 
 #[test]
 fn a_million_calls_are_asked_about() {
-    let place = Place::sqlite();
-    drop(place.store());
-    let connection = rusqlite::Connection::open(place.folder.path().join("history.db")).unwrap();
+    let history = TestHistory::sqlite();
+    drop(history.store());
+    let connection = rusqlite::Connection::open(history.folder.path().join("history.db")).unwrap();
     connection.execute_batch("PRAGMA synchronous = off").unwrap();
     let sql = include_str!("../data/many_calls.sql").replace("CALLS", &calls().to_string());
     connection.execute_batch(&sql).unwrap();
     drop(connection);
-    many_calls_are_asked_about(&place, "SCAN tool_executions");
+    many_calls_are_asked_about(&history, "SCAN tool_executions");
 }
 
 #[test]
 fn a_million_calls_on_postgres_are_asked_about() {
-    let Some(place) = Place::postgres() else { return };
-    drop(place.store());
-    place.sql(&include_str!("../data/many_calls_postgres.sql").replace("CALLS", &calls().to_string()));
-    many_calls_are_asked_about(&place, "Seq Scan on tool_executions");
+    let Some(history) = TestHistory::postgres() else { return };
+    drop(history.store());
+    history.sql(&include_str!("../data/many_calls_postgres.sql").replace("CALLS", &calls().to_string()));
+    many_calls_are_asked_about(&history, "Seq Scan on tool_executions");
 }
 
 fn some(text: &str) -> Option<String> {
@@ -50,17 +50,17 @@ fn some(text: &str) -> Option<String> {
 }
 
 /// Checks results and query plans; `scan` is the database's word for a full scan.
-fn many_calls_are_asked_about(place: &Place, scan: &str) {
-    let (store, calls) = (place.store(), calls());
+fn many_calls_are_asked_about(history: &TestHistory, scan: &str) {
+    let (store, calls) = (history.store(), calls());
     let count = |query: Query| {
-        let found = all(place, query);
+        let found = all(history, query);
         let different: HashSet<&String> = found.iter().collect();
         assert_eq!(different.len(), found.len(), "no page repeats another");
         found.len()
     };
     let counted = |condition: &str| {
         let sql = format!("SELECT count(*) FROM tool_executions WHERE {condition}");
-        let told = place.sql(&sql).remove(0).remove(0);
+        let told = history.sql(&sql).remove(0).remove(0);
         told.chars().filter(char::is_ascii_digit).collect::<String>().parse::<usize>().unwrap()
     };
     assert_eq!(count(Query { session: some("session_17"), ..Query::default() }), 500);

@@ -25,7 +25,7 @@ async fn resumed(executor: &Executor) -> Duration {
 }
 
 /// Asserts that the results that callers got agree with the history.
-pub(crate) fn agree(store: &Store, told: &[ToolResult]) {
+pub(crate) fn assert_history_agrees(store: &Store, told: &[ToolResult]) {
     let verdict = store.verify(&[], None, &mut |_| ()).unwrap();
     assert_eq!((verdict.problem, verdict.open), (None, 0));
     let counted: i64 = store.stats(&Query::default(), GroupBy::Tool).unwrap().iter().map(|stat| stat.count).sum();
@@ -78,7 +78,7 @@ async fn a_server_that_crashes_under_load_loses_and_doubles_nothing() {
     }
     journal.flush().await.unwrap();
     assert!(told.iter().filter(|result| result.is_success()).count() > 50);
-    agree(&store, &told);
+    assert_history_agrees(&store, &told);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -115,11 +115,11 @@ async fn while_the_server_is_away_new_calls_are_refused_and_running_ones_end() {
     let names: Vec<_> = events.iter().map(|event| event.name.as_str()).collect();
     assert_eq!(names, ["tool.call.pending", "tool.call.started", "tool.call.success"]);
     told.push(ran);
-    agree(&store, &told);
+    assert_history_agrees(&store, &told);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_is_silent_is_noticed_and_taken_up_again() {
+async fn a_hanging_server_is_noticed_and_used_again() {
     let Some(server) = Server::start() else { return };
     let store = server.store();
     let (executor, journal) = executor(&store, [Puppet::writing("write", Act::Echo)]);
@@ -135,11 +135,11 @@ async fn a_server_that_is_silent_is_noticed_and_taken_up_again() {
     server.freeze(false);
     assert!(resumed(&executor).await < RESUMED);
     journal.flush().await.unwrap();
-    agree(&store, &told);
+    assert_history_agrees(&store, &told);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_starts_again_takes_nobody_for_dead() {
+async fn a_restart_of_the_server_does_not_close_a_live_executors_calls() {
     let Some(mut server) = Server::start() else { return };
     let store = server.store();
     let (executor, journal) = executor(&store, [Puppet::writing("write", Act::Echo)]);
@@ -154,5 +154,5 @@ async fn a_server_that_starts_again_takes_nobody_for_dead() {
     store.journal(&JournalOptions::default()).unwrap();
     assert!(resumed(&executor).await < RESUMED);
     journal.flush().await.unwrap();
-    agree(&store, &[]);
+    assert_history_agrees(&store, &[]);
 }

@@ -15,7 +15,7 @@ fn at(path: &Path) -> Store {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_comes_by_another_way_takes_nobody_for_dead() {
+async fn opening_by_a_symlink_does_not_close_a_live_executors_calls() {
     let folder = tempfile::tempdir().unwrap();
     let (real, link) = (folder.path().join("real/history.db"), folder.path().join("link.db"));
     let store = at(&real);
@@ -38,7 +38,7 @@ async fn who_comes_by_another_way_takes_nobody_for_dead() {
 }
 
 #[test]
-fn a_link_to_a_file_that_is_yet_to_be_made_makes_it_for_its_owner_alone() {
+fn a_symlink_to_a_missing_file_creates_it_for_its_owner_only() {
     let folder = tempfile::tempdir().unwrap();
     let (real, link) = (folder.path().join("real.db"), folder.path().join("link.db"));
     symlink("real.db", &link).unwrap();
@@ -48,7 +48,7 @@ fn a_link_to_a_file_that_is_yet_to_be_made_makes_it_for_its_owner_alone() {
 }
 
 #[test]
-fn names_with_a_meaning_elsewhere_are_names_here() {
+fn special_names_are_plain_file_names() {
     let folder = tempfile::tempdir().unwrap();
     for name in [":memory:", "file:x?mode=memory", "a b'c\"d%20;.db", "übermäßig.db", "-rf"] {
         let path = folder.path().join(name);
@@ -75,7 +75,7 @@ fn an_address_names_one_file() {
 }
 
 #[test]
-fn a_backup_is_for_its_owner_alone_and_takes_no_others_place() {
+fn a_backup_is_for_its_owner_only_and_replaces_no_file() {
     let folder = tempfile::tempdir().unwrap();
     let store = at(&folder.path().join("history.db"));
     drop(store.journal(&JournalOptions::default()).unwrap());
@@ -91,7 +91,7 @@ fn a_backup_is_for_its_owner_alone_and_takes_no_others_place() {
 }
 
 #[test]
-fn a_history_that_somebody_made_up_reaches_no_other_files() {
+fn a_forged_history_reaches_no_other_files() {
     let folder = tempfile::tempdir().unwrap();
     let (path, letter) = (folder.path().join("history.db"), folder.path().join("letter.txt"));
     drop(at(&path).journal(&JournalOptions::default()).unwrap());

@@ -13,23 +13,23 @@ use wieldy_core::{
 use wieldy_store::{JournalOptions, Query};
 use wieldy_testkit::{Act, Puppet};
 
-use crate::world::{Place, until};
+use crate::world::{TestHistory, until};
 
 on_each_database!(
-    what_could_not_be_closed_at_once_is_closed_later,
-    what_others_left_open_is_closed_by_one_that_is_never_idle,
+    calls_that_could_not_be_closed_at_once_are_closed_later,
+    orphaned_calls_are_closed_by_an_executor_that_is_never_idle,
     a_call_that_was_open_ends_as_unknown_and_a_task_says_so,
-    the_result_of_a_task_and_of_a_key_is_given_by_the_next_executor,
+    the_next_executor_returns_the_results_of_tasks_and_keys,
     a_call_that_was_handed_over_is_a_task_for_the_next_executor_too,
-    whoever_keeps_no_tasks_takes_away_none,
-    whoever_runs_nothing_again_leaves_it_to_those_who_do,
-    what_may_be_run_twice_is_worth_another_try,
-    a_key_whose_call_was_interrupted_never_runs_again_unless_that_does_no_harm,
-    an_interrupted_call_is_run_again_where_its_caller_wanted_that_and_its_tool_may_be,
+    an_executor_that_stores_no_tasks_deletes_none,
+    an_executor_without_reruns_leaves_them_to_others,
+    orphaned_calls_that_are_repeatable_are_retryable,
+    the_key_of_an_interrupted_call_never_runs_again_unless_it_is_repeatable,
+    an_interrupted_call_is_rerun_if_its_caller_and_its_tool_allow_it,
     a_call_that_asked_for_stricter_terms_is_not_run_again_under_weaker_ones,
-    a_call_with_a_key_is_run_again_by_whoever_has_the_key_and_by_nobody_else,
+    an_interrupted_call_with_a_key_is_rerun_only_by_a_call_with_that_key,
     the_calls_of_an_executor_that_lives_are_left_alone,
-    the_key_of_a_task_has_its_time_too,
+    the_key_of_a_task_expires_too,
 );
 
 fn with_key(key: &str) -> Options {
@@ -43,18 +43,18 @@ async fn running(strings: &wieldy_testkit::Strings) {
     }
 }
 
-async fn a_call_that_was_open_ends_as_unknown_and_a_task_says_so(place: Place) {
+async fn a_call_that_was_open_ends_as_unknown_and_a_task_says_so(history: TestHistory) {
     let (hanging, strings) = Puppet::new(ToolSpec::new("hang", ""), [Act::Hang]);
-    let first = place.executor([hanging]);
+    let first = history.executor([hanging]);
     let task = first.executor.spawn(Call::new("hang", json!({"n": 1})));
     running(&strings).await;
     first.journal.flush().await.unwrap();
-    let row = || place.store().search(&Query::default(), 9).unwrap().executions.remove(0);
+    let row = || history.store().search(&Query::default(), 9).unwrap().executions.remove(0);
     assert_eq!((row().status.as_str(), row().completed_at, row().attempts), ("running", None, 1));
     // Like a killed process: the calls are never closed, and neither is the journal.
-    leave(&place, first).await;
+    abandon(&history, first).await;
 
-    let second = place.executor([Puppet::writing("hang", Act::Echo)]);
+    let second = history.executor([Puppet::writing("hang", Act::Echo)]);
     let closed = row();
     assert_eq!((closed.status.as_str(), closed.error_code.as_deref()), ("failed", Some("E3110")));
     assert_eq!(closed.execution_id, task.to_string());
@@ -62,22 +62,22 @@ async fn a_call_that_was_open_ends_as_unknown_and_a_task_says_so(place: Place) {
     let error = told.result.unwrap().error.clone().unwrap();
     assert_eq!((told.status, error.code, error.retryable), (Status::Failed, Code::OutcomeUnknown, false));
     drop(second);
-    let verdict = place.check();
+    let verdict = history.check();
     assert_eq!((verdict.executions, verdict.open), (1, 0));
 }
 
 /// Begins a call, and turns it into a task once it runs.
-async fn hand_over(living: &crate::world::Living, call: Call) -> ExecutionId {
+async fn hand_over(living: &crate::world::LiveExecutor, call: Call) -> ExecutionId {
     let mut begun = living.executor.begin(call);
     assert!(tokio::time::timeout(Duration::from_millis(50), &mut begun).await.is_err(), "it takes longer");
     begun.into_task().await
 }
 
-async fn a_call_that_was_handed_over_is_a_task_for_the_next_executor_too(place: Place) {
+async fn a_call_that_was_handed_over_is_a_task_for_the_next_executor_too(history: TestHistory) {
     let brief = Act::Take(Duration::from_millis(200));
     let (quick, _) = Puppet::new(ToolSpec::new("quick", ""), [brief]);
     let (hanging, _) = Puppet::new(ToolSpec::new("hang", ""), [Act::Hang]);
-    let first = place.executor([quick, hanging]);
+    let first = history.executor([quick, hanging]);
     let caller = Caller { tenant: Some("acme".into()), ..Caller::local() };
     let call = |tool: &str, options| Call::new(tool, json!({"n": 1})).by(caller.clone()).with(options);
     let done = hand_over(&first, call("quick", with_key("k1"))).await;
@@ -85,102 +85,102 @@ async fn a_call_that_was_handed_over_is_a_task_for_the_next_executor_too(place: 
     assert!(result.is_success());
     let runs = hand_over(&first, call("hang", Options::default())).await;
     // From the moment a caller has a task's id, the process may be killed.
-    leave_at_once(&place, first);
+    abandon_at_once(&history, first);
 
-    let second = place.executor([Puppet::new(ToolSpec::new("quick", ""), [Act::Echo]).0]);
+    let second = history.executor([Puppet::new(ToolSpec::new("quick", ""), [Act::Echo]).0]);
     let told = second.executor.task(done, &caller).expect("it was over before").result.unwrap();
     assert_eq!((told.status, &told.content), (Status::Success, &result.content));
     let told = second.executor.wait(runs, &caller).await.expect("it was running");
     assert_eq!(told.error.as_ref().map(|error| error.code), Some(Code::OutcomeUnknown));
     for task in [done, runs] {
         assert_eq!(second.executor.task(task, &Caller::local()), None, "others do not see it");
-        let row = place.store().show(task).unwrap().unwrap().0;
+        let row = history.store().show(task).unwrap().unwrap().0;
         assert_eq!(row.metadata.unwrap()["task"], json!(true));
     }
     let again = second.executor.call(call("quick", with_key("k1"))).await;
     assert!(again.is_success() && again.cached, "its key is known as well: {again:?}");
     second.journal.flush().await.unwrap();
     drop(second);
-    place.check();
+    history.check();
 }
 
-async fn whoever_keeps_no_tasks_takes_away_none(place: Place) {
+async fn an_executor_that_stores_no_tasks_deletes_none(history: TestHistory) {
     let (hanging, _) = Puppet::new(ToolSpec::new("hang", ""), [Act::Hang]);
-    let first = place.executor([hanging]);
+    let first = history.executor([hanging]);
     let task = hand_over(&first, Call::new("hang", json!({}))).await;
-    leave(&place, first).await;
+    abandon(&history, first).await;
     for _ in 0..2 {
-        drop(place.executor_with([], &JournalOptions { task_ttl: Duration::ZERO, ..place.options() }, |_| {}));
+        drop(history.executor_with([], &JournalOptions { task_ttl: Duration::ZERO, ..history.options() }, |_| {}));
     }
-    let last = place.executor([]);
+    let last = history.executor([]);
     let told = last.executor.task(task, &Caller::local()).expect("tasks survive").result.unwrap();
     assert_eq!(told.error.as_ref().map(|error| error.code), Some(Code::OutcomeUnknown));
     drop(last);
-    place.check();
+    history.check();
 }
 
-async fn whoever_runs_nothing_again_leaves_it_to_those_who_do(place: Place) {
+async fn an_executor_without_reruns_leaves_them_to_others(history: TestHistory) {
     let put = |act: Act| Puppet::new(ToolSpec::new("put", "").idempotent(), [act]);
     let rerun = || Call::new("put", json!({})).with(Options { rerun: true, ..Options::default() });
     let (hanging, strings) = put(Act::Hang);
-    let first = place.executor([hanging]);
+    let first = history.executor([hanging]);
     let task = first.executor.spawn(rerun());
     running(&strings).await;
-    leave(&place, first).await;
-    let status = |id| place.store().show(id).unwrap().unwrap().0.status;
-    drop(place.executor([]));
-    assert_eq!((status(task).as_str(), place.check().open), ("running", 1));
+    abandon(&history, first).await;
+    let status = |id| history.store().show(id).unwrap().unwrap().0.status;
+    drop(history.executor([]));
+    assert_eq!((status(task).as_str(), history.check().open), ("running", 1));
     let (hanging, strings) = put(Act::Hang);
-    let second = place.executor_with([hanging], &JournalOptions { resumes: true, ..place.options() }, |_| {});
+    let second = history.executor_with([hanging], &JournalOptions { resumes: true, ..history.options() }, |_| {});
     assert_eq!(second.executor.resume(), [task]);
     running(&strings).await;
-    leave(&place, second).await;
+    abandon(&history, second).await;
     // After two hours, no executor will run the call again.
-    let then = if place.is_postgres() { "now() - interval '2 hours'" } else { "(unixepoch() - 7200) * 1000000" };
-    place.sql(&format!("UPDATE tool_executions SET started_at = {then}"));
-    drop(place.executor([]));
+    let then = if history.is_postgres() { "now() - interval '2 hours'" } else { "(unixepoch() - 7200) * 1000000" };
+    history.sql(&format!("UPDATE tool_executions SET started_at = {then}"));
+    drop(history.executor([]));
     assert_eq!(status(task), "failed");
 }
 
-async fn what_may_be_run_twice_is_worth_another_try(place: Place) {
+async fn orphaned_calls_that_are_repeatable_are_retryable(history: TestHistory) {
     let specs =
         [ToolSpec::new("look", "").read_only(), ToolSpec::new("put", "").idempotent(), ToolSpec::new("pay", "")];
     let (tools, strings): (Vec<_>, Vec<_>) = specs.map(|spec| Puppet::new(spec, [Act::Hang])).into_iter().unzip();
-    let first = place.executor(tools);
+    let first = history.executor(tools);
     let tasks = ["look", "put", "pay"].map(|tool| first.executor.spawn(Call::new(tool, json!({}))));
     for strings in &strings {
         running(strings).await;
     }
-    leave(&place, first).await;
+    abandon(&history, first).await;
 
-    let second = place.executor([]);
+    let second = history.executor([]);
     let told = |task| second.executor.task(task, &Caller::local()).unwrap().result.unwrap().error.clone().unwrap();
     let retryable = tasks.map(told).map(|error| (error.code, error.retryable));
     let unknown = |retryable| (Code::OutcomeUnknown, retryable);
     assert_eq!(retryable, [unknown(true), unknown(true), unknown(false)]);
     drop(second);
-    place.check();
+    history.check();
 }
 
 /// Abandons an executor like a killed process: its calls stay open, and its instance is not alive.
-async fn leave(place: &Place, living: crate::world::Living) {
+async fn abandon(history: &TestHistory, living: crate::world::LiveExecutor) {
     living.journal.flush().await.unwrap();
-    leave_at_once(place, living);
+    abandon_at_once(history, living);
 }
 
 /// Abandons an executor that may have uncommitted records in its log.
-fn leave_at_once(place: &Place, living: crate::world::Living) {
+fn abandon_at_once(history: &TestHistory, living: crate::world::LiveExecutor) {
     living.journal.abandon();
     // No process has this number.
-    place.sql("UPDATE instances SET process = 2147483647 WHERE ended_at IS NULL");
+    history.sql("UPDATE instances SET process = 2147483647 WHERE ended_at IS NULL");
     // The calls that still run there belong to the dead process.
     std::mem::forget(living.executor);
 }
 
-async fn the_result_of_a_task_and_of_a_key_is_given_by_the_next_executor(place: Place) {
+async fn the_next_executor_returns_the_results_of_tasks_and_keys(history: TestHistory) {
     let (tool, strings) =
         Puppet::new(ToolSpec::new("pay", ""), [Act::Give(json!({"receipt": 7, "password": "hunter2"}))]);
-    let first = place.executor([tool]);
+    let first = history.executor([tool]);
     let caller = Caller { tenant: Some("t1".into()), ..Caller::local() };
     let call = || Call::new("pay", json!({"to": "ada"})).by(caller.clone());
     let task = first.executor.spawn(call());
@@ -191,7 +191,7 @@ async fn the_result_of_a_task_and_of_a_key_is_given_by_the_next_executor(place: 
     drop(first);
 
     let (tool, strings) = Puppet::new(ToolSpec::new("pay", ""), [Act::Echo]);
-    let second = place.executor([tool]);
+    let second = history.executor([tool]);
     let told = second.executor.task(task, &caller).expect("tasks survive").result.unwrap();
     assert_eq!(told.structured, Some(json!({"receipt": 7, "password": "[redacted]"})), "without secrets");
     assert_eq!(second.executor.task(task, &Caller::local()), None, "others do not see it");
@@ -203,23 +203,23 @@ async fn the_result_of_a_task_and_of_a_key_is_given_by_the_next_executor(place: 
     assert_eq!(other.status, Status::ValidationError, "the key is taken");
     second.journal.flush().await.unwrap();
     drop(second);
-    place.check();
+    history.check();
 }
 
-async fn a_key_whose_call_was_interrupted_never_runs_again_unless_that_does_no_harm(place: Place) {
+async fn the_key_of_an_interrupted_call_never_runs_again_unless_it_is_repeatable(history: TestHistory) {
     let (paying, paid) = Puppet::new(ToolSpec::new("pay", ""), [Act::Hang]);
     let look = || ToolSpec::new("look", "").read_only();
     let (looking, looked) = Puppet::new(look(), [Act::Hang]);
-    let first = place.executor([paying, looking]);
+    let first = history.executor([paying, looking]);
     for tool in ["pay", "look"] {
         first.executor.spawn(Call::new(tool, json!({})).with(with_key("k1")));
     }
     running(&paid).await;
     running(&looked).await;
-    leave(&place, first).await;
+    abandon(&history, first).await;
 
     let (paying, paid) = Puppet::new(ToolSpec::new("pay", ""), [Act::Echo]);
-    let second = place.executor([paying, Puppet::new(look(), [Act::Echo]).0]);
+    let second = history.executor([paying, Puppet::new(look(), [Act::Echo]).0]);
     let result = second.executor.call(Call::new("pay", json!({})).with(with_key("k1"))).await;
     assert_eq!(result.error.map(|error| error.code), Some(Code::OutcomeUnknown));
     assert_eq!(paid.runs(), 0);
@@ -227,17 +227,17 @@ async fn a_key_whose_call_was_interrupted_never_runs_again_unless_that_does_no_h
     assert!(result.is_success(), "what only reads may simply be read again: {:?}", result.error);
     second.journal.flush().await.unwrap();
     drop(second);
-    place.check();
+    history.check();
 }
 
-async fn an_interrupted_call_is_run_again_where_its_caller_wanted_that_and_its_tool_may_be(place: Place) {
+async fn an_interrupted_call_is_rerun_if_its_caller_and_its_tool_allow_it(history: TestHistory) {
     let tools = |act: fn() -> Act| {
         let (idempotent, ran) = Puppet::new(ToolSpec::new("put", "").idempotent(), [act()]);
         let (other, _) = Puppet::new(ToolSpec::new("pay", ""), [act()]);
         ([idempotent, other], ran)
     };
     let (set, ran) = tools(|| Act::Hang);
-    let first = place.executor(set);
+    let first = history.executor(set);
     let rerun = || Options { rerun: true, ..Options::default() };
     let start = |tool: &str, arguments: Value| first.executor.spawn(Call::new(tool, arguments).with(rerun()));
     let put = start("put", json!({"n": 1}));
@@ -248,11 +248,11 @@ async fn an_interrupted_call_is_run_again_where_its_caller_wanted_that_and_its_t
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     tokio::time::sleep(Duration::from_millis(20)).await;
-    leave(&place, first).await;
+    abandon(&history, first).await;
 
     let (set, ran) = tools(|| Act::Echo);
-    let options = JournalOptions { resumes: true, ..place.options() };
-    let second = place.executor_with(set, &options, |_| {});
+    let options = JournalOptions { resumes: true, ..history.options() };
+    let second = history.executor_with(set, &options, |_| {});
     let mut resumed = second.executor.resume();
     resumed.sort_unstable();
     assert_eq!((resumed, second.executor.resume()), (vec![put, pay], vec![]));
@@ -265,7 +265,7 @@ async fn an_interrupted_call_is_run_again_where_its_caller_wanted_that_and_its_t
     }
     assert_eq!(ran.runs(), 1);
     second.journal.flush().await.unwrap();
-    let (_, events) = place.store().show(put).unwrap().unwrap();
+    let (_, events) = history.store().show(put).unwrap().unwrap();
     let names: Vec<&str> = events.iter().map(|event| event.name.as_str()).collect();
     assert_eq!(
         names,
@@ -279,13 +279,13 @@ async fn an_interrupted_call_is_run_again_where_its_caller_wanted_that_and_its_t
         ]
     );
     drop(second);
-    place.check();
+    history.check();
 }
 
-async fn a_call_that_asked_for_stricter_terms_is_not_run_again_under_weaker_ones(place: Place) {
+async fn a_call_that_asked_for_stricter_terms_is_not_run_again_under_weaker_ones(history: TestHistory) {
     let put = |act: Act| Puppet::new(ToolSpec::new("put", "").idempotent(), [act]);
     let (hanging, strings) = put(Act::Hang);
-    let first = place.executor_with([hanging], &place.options(), |builder| builder.limits.calls_running_max = 1);
+    let first = history.executor_with([hanging], &history.options(), |builder| builder.limits.calls_running_max = 1);
     let start = |options: Options| first.executor.spawn(Call::new("put", json!({})).with(options));
     let plain = || Options { rerun: true, ..Options::default() };
     let runs = start(plain());
@@ -293,7 +293,7 @@ async fn a_call_that_asked_for_stricter_terms_is_not_run_again_under_weaker_ones
     // There is no slot for the other calls: they are accepted and confirmed, and never start.
     let waits = start(Options { priority: Priority::LOW, labels: vec!["x".into()], ..plain() });
     let (long, limits) = (Some(Duration::from_secs(600)), ResourceLimits { processes: Some(9), ..Default::default() });
-    let agreeing = Arc::new(Agreeing);
+    let agreeing = Arc::new(ApproveAll);
     let strict: Vec<_> = [
         Options { timeout: long, ..plain() },
         Options { queue_timeout: long, ..plain() },
@@ -312,10 +312,10 @@ async fn a_call_that_asked_for_stricter_terms_is_not_run_again_under_weaker_ones
     .map(start)
     .collect();
     until("all of them wait", || async { first.executor.load().waiting == 1 + strict.len() }).await;
-    leave(&place, first).await;
+    abandon(&history, first).await;
 
     let (putting, ran) = put(Act::Echo);
-    let second = place.executor_with([putting], &JournalOptions { resumes: true, ..place.options() }, |_| {});
+    let second = history.executor_with([putting], &JournalOptions { resumes: true, ..history.options() }, |_| {});
     let mut resumed = second.executor.resume();
     resumed.sort_unstable();
     assert_eq!(resumed, [runs, waits]);
@@ -329,33 +329,34 @@ async fn a_call_that_asked_for_stricter_terms_is_not_run_again_under_weaker_ones
     assert_eq!(ran.runs(), 2);
     second.journal.flush().await.unwrap();
     drop(second);
-    place.check();
+    history.check();
 }
 
 /// A confirmer that approves everything.
-struct Agreeing;
+struct ApproveAll;
 
-impl Confirmer for Agreeing {
+impl Confirmer for ApproveAll {
     fn confirm<'a>(&'a self, question: &'a Confirmation) -> BoxFuture<'a, Result<Answer, String>> {
         Box::pin(async { Ok(question.approve()) })
     }
 }
 
-async fn a_call_with_a_key_is_run_again_by_whoever_has_the_key_and_by_nobody_else(place: Place) {
+async fn an_interrupted_call_with_a_key_is_rerun_only_by_a_call_with_that_key(history: TestHistory) {
     let both = |key: &str| Options { rerun: true, ..with_key(key) };
     let (paying, paid) = Puppet::new(ToolSpec::new("pay", ""), [Act::Hang]);
-    let first = place.executor_with([paying], &place.options(), |builder| builder.limits.calls_running_max = 1);
+    let first = history.executor_with([paying], &history.options(), |builder| builder.limits.calls_running_max = 1);
     first.executor.spawn(Call::new("pay", json!({})).with(both("runs")));
     running(&paid).await;
     // There is no slot for the second call: it is accepted, and never starts.
     first.executor.spawn(Call::new("pay", json!({})).with(both("waits")));
-    until("it is there", || async { place.store().search(&Query::default(), 9).unwrap().executions.len() == 2 }).await;
-    leave(&place, first).await;
+    until("it is there", || async { history.store().search(&Query::default(), 9).unwrap().executions.len() == 2 })
+        .await;
+    abandon(&history, first).await;
 
     // Three executors later, the call that ran is still unknown, and the other one runs once when it is asked for.
     for life in 0..3 {
         let (paying, paid) = Puppet::new(ToolSpec::new("pay", ""), [Act::Echo]);
-        let next = place.executor_with([paying], &JournalOptions { resumes: true, ..place.options() }, |_| {});
+        let next = history.executor_with([paying], &JournalOptions { resumes: true, ..history.options() }, |_| {});
         for id in next.executor.resume() {
             next.executor.wait(id, &Caller::local()).await;
         }
@@ -364,40 +365,40 @@ async fn a_call_with_a_key_is_run_again_by_whoever_has_the_key_and_by_nobody_els
         let waited = next.executor.call(Call::new("pay", json!({})).with(both("waits"))).await;
         assert!(waited.is_success());
         assert_eq!(paid.runs(), usize::from(life == 0), "life {life}");
-        leave(&place, next).await;
+        abandon(&history, next).await;
     }
-    drop(place.executor([]));
-    place.check();
+    drop(history.executor([]));
+    history.check();
 }
 
-async fn the_calls_of_an_executor_that_lives_are_left_alone(place: Place) {
+async fn the_calls_of_an_executor_that_lives_are_left_alone(history: TestHistory) {
     let (hanging, strings) = Puppet::new(ToolSpec::new("hang", ""), [Act::PrintAndWait("x")]);
-    let first = place.executor([hanging]);
+    let first = history.executor([hanging]);
     let task = first.executor.spawn(Call::new("hang", json!({})));
     running(&strings).await;
     first.journal.flush().await.unwrap();
-    let second = place.executor([Puppet::reading("read", Act::Echo)]);
+    let second = history.executor([Puppet::reading("read", Act::Echo)]);
     assert!(second.executor.call(Call::new("read", json!({}))).await.is_success());
     second.journal.flush().await.unwrap();
     drop(second);
-    let row = place.store().show(task).unwrap().unwrap().0;
+    let row = history.store().show(task).unwrap().unwrap().0;
     assert_eq!((row.status.as_str(), row.completed_at), ("running", None));
     first.executor.cancel(task, &Caller::local());
     first.executor.wait(task, &Caller::local()).await.unwrap();
     first.journal.flush().await.unwrap();
     drop(first);
-    let row = place.store().show(task).unwrap().unwrap().0;
+    let row = history.store().show(task).unwrap().unwrap().0;
     assert_eq!(row.status, "cancelled");
-    place.check();
+    history.check();
 }
 
-async fn what_could_not_be_closed_at_once_is_closed_later(place: Place) {
-    let second = place.executor([]);
+async fn calls_that_could_not_be_closed_at_once_are_closed_later(history: TestHistory) {
+    let second = history.executor([]);
     let (hanging, strings) = Puppet::new(ToolSpec::new("hang", ""), [Act::Hang]);
-    let first = place.executor([hanging]);
+    let first = history.executor([hanging]);
     first.executor.spawn(Call::new("hang", json!({})));
     running(&strings).await;
-    let (refuse, refuse_no_more) = match place.is_postgres() {
+    let (refuse, refuse_no_more) = match history.is_postgres() {
         true => (
             "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not now'; END $$;
              CREATE TRIGGER refuse BEFORE INSERT ON events FOR EACH ROW WHEN (new.name = 'tool.call.failure')
@@ -410,61 +411,61 @@ async fn what_could_not_be_closed_at_once_is_closed_later(place: Place) {
             "DROP TRIGGER refuse",
         ),
     };
-    place.sql(refuse);
-    leave(&place, first).await;
-    let owner = || place.sql("SELECT instance FROM tool_executions").remove(0);
+    history.sql(refuse);
+    abandon(&history, first).await;
+    let owner = || history.sql("SELECT instance FROM tool_executions").remove(0);
     let before = owner();
     until("somebody takes it over", || async { owner() != before }).await;
     tokio::time::sleep(Duration::from_millis(100)).await;
-    assert_eq!(place.check().open, 1);
-    place.sql(refuse_no_more);
-    until("it is closed", || async { place.check().open == 0 }).await;
+    assert_eq!(history.check().open, 1);
+    history.sql(refuse_no_more);
+    until("it is closed", || async { history.check().open == 0 }).await;
     second.journal.flush().await.unwrap();
-    let row = place.store().search(&Query::default(), 9).unwrap().executions.remove(0);
+    let row = history.store().search(&Query::default(), 9).unwrap().executions.remove(0);
     assert_eq!((row.status.as_str(), row.error_code.as_deref()), ("failed", Some("E3110")));
 }
 
-async fn what_others_left_open_is_closed_by_one_that_is_never_idle(place: Place) {
+async fn orphaned_calls_are_closed_by_an_executor_that_is_never_idle(history: TestHistory) {
     let (hanging, strings) = Puppet::new(ToolSpec::new("hang", ""), [Act::Hang]);
-    let busy = place.executor([Puppet::reading("look", Act::Echo)]);
-    let first = place.executor([hanging]);
+    let busy = history.executor([Puppet::reading("look", Act::Echo)]);
+    let first = history.executor([hanging]);
     let task = first.executor.spawn(Call::new("hang", json!({})));
     running(&strings).await;
-    leave(&place, first).await;
+    abandon(&history, first).await;
     until("it is closed", || async {
         busy.executor.call(Call::new("look", json!({}))).await;
-        place.store().show(task).unwrap().unwrap().0.completed_at.is_some()
+        history.store().show(task).unwrap().unwrap().0.completed_at.is_some()
     })
     .await;
     drop(busy);
-    place.check();
+    history.check();
 }
 
-async fn the_key_of_a_task_has_its_time_too(place: Place) {
-    let first = place.executor([Puppet::writing("pay", Act::Echo)]);
+async fn the_key_of_a_task_expires_too(history: TestHistory) {
+    let first = history.executor([Puppet::writing("pay", Act::Echo)]);
     let task = first.executor.spawn(Call::new("pay", json!({})).with(with_key("k1")));
     first.executor.wait(task, &Caller::local()).await.unwrap();
     first.journal.flush().await.unwrap();
-    let week = if place.is_postgres() { "now() + interval '7 days'" } else { "(unixepoch() + 7 * 86400) * 1000000" };
-    let kept = place.sql(&format!("SELECT count(*) FROM answers WHERE key IS NOT NULL AND expires_at < {week}"));
+    let week = if history.is_postgres() { "now() + interval '7 days'" } else { "(unixepoch() + 7 * 86400) * 1000000" };
+    let kept = history.sql(&format!("SELECT count(*) FROM answers WHERE key IS NOT NULL AND expires_at < {week}"));
     assert!(kept[0][0].contains('1'), "{kept:?}");
     drop(first);
-    place.check();
+    history.check();
 }
 
 #[tokio::test]
-async fn where_nobody_can_ask_for_a_task_later_its_result_is_not_written_down() {
+async fn results_of_tasks_are_not_stored_without_a_task_ttl() {
     for (task_ttl, kept) in [(Duration::ZERO, 0), (Duration::from_secs(60), 1)] {
-        let place = Place::sqlite();
-        let options = JournalOptions { task_ttl, ..place.options() };
-        let living = place.executor_with([Puppet::reading("read", Act::Say("what was read"))], &options, |_| {});
+        let history = TestHistory::sqlite();
+        let options = JournalOptions { task_ttl, ..history.options() };
+        let living = history.executor_with([Puppet::reading("read", Act::Say("what was read"))], &options, |_| {});
         let task = living.executor.spawn(Call::new("read", json!({})));
         living.executor.wait(task, &Caller::local()).await.unwrap();
         living.journal.flush().await.unwrap();
         drop(living);
-        let connection = rusqlite::Connection::open(place.folder.path().join("history.db")).unwrap();
+        let connection = rusqlite::Connection::open(history.folder.path().join("history.db")).unwrap();
         let answers: i64 = connection.query_row("SELECT count(*) FROM answers", [], |row| row.get(0)).unwrap();
         assert_eq!(answers, kept, "{task_ttl:?}");
-        place.check();
+        history.check();
     }
 }

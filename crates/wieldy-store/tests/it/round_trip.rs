@@ -5,12 +5,12 @@ use wieldy_core::{Call, ToolSpec};
 use wieldy_store::{GroupBy, Query};
 use wieldy_testkit::{Act, Puppet};
 
-use crate::world::{Place, executor};
+use crate::world::{TestHistory, executor};
 
-on_each_database!(what_was_called_is_found_again);
+on_each_database!(a_call_is_found_again);
 
-async fn what_was_called_is_found_again(place: Place) {
-    let store = place.store();
+async fn a_call_is_found_again(history: TestHistory) {
+    let store = history.store();
     let (tool, _) = Puppet::new(ToolSpec::new("write", ""), [Act::Echo]);
     let (executor, journal) = executor(&store, [tool, Puppet::reading("read", Act::Echo)]);
     let result = executor.call(Call::new("write", json!({"path": "some/file.txt", "password": "hunter2"}))).await;

@@ -8,7 +8,7 @@ use wieldy_core::{
 };
 use wieldy_store::JournalOptions;
 
-use crate::world::{Place, until};
+use crate::world::{TestHistory, until};
 
 const CANARY: &str = "kestrel-7731-under-glass";
 
@@ -48,8 +48,8 @@ fn talking(name: &'static str, fails: bool) -> SharedTool {
 #[tokio::test(flavor = "multi_thread")]
 async fn no_secret_gets_into_the_file() {
     assert!(redact::hide(CANARY));
-    let place = Place::sqlite();
-    let living = place.executor_with([talking("say", false), talking("fail", true)], &place.options(), |_| {});
+    let history = TestHistory::sqlite();
+    let living = history.executor_with([talking("say", false), talking("fail", true)], &history.options(), |_| {});
     let caller = Caller {
         agent: format!("agent {CANARY}"),
         tenant: Some(CANARY.into()),
@@ -75,12 +75,12 @@ async fn no_secret_gets_into_the_file() {
         assert_eq!(result.status == Status::Success, name == "say", "{result:?}");
     }
     living.journal.flush().await.unwrap();
-    search(&place);
+    search(&history);
     drop(living);
-    assert_eq!(place.check().executions, 3 * names.len() as u64);
-    drop(place.executor_with([], &JournalOptions::default(), |_| {}));
-    place.store().backup(&place.folder.path().join("copy.db")).unwrap();
-    search(&place);
+    assert_eq!(history.check().executions, 3 * names.len() as u64);
+    drop(history.executor_with([], &JournalOptions::default(), |_| {}));
+    history.store().backup(&history.folder.path().join("copy.db")).unwrap();
+    search(&history);
 }
 
 /// A value that only the call marks as secret.
@@ -108,14 +108,14 @@ fn repeating(name: &'static str, spec: ToolSpec, fails: bool) -> SharedTool {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_value_marked_sensitive_does_not_get_into_the_file_by_the_output_of_its_call() {
-    let place = Place::sqlite();
+    let history = TestHistory::sqlite();
     let marked = |name| ToolSpec::new(name, "").sensitive("seal");
     let tools = [
         repeating("seal", marked("say"), false),
         repeating("seal", marked("fail"), true),
         repeating("password", ToolSpec::new("login", ""), false),
     ];
-    let living = place.executor(tools);
+    let living = history.executor(tools);
     for (tool, argument) in [("say", "seal"), ("fail", "seal"), ("login", "password")] {
         // The same value in another argument is hidden, too.
         let call = || Call::new(tool, json!({ argument: MARKED, "note": format!("with {MARKED}") }));
@@ -128,14 +128,14 @@ async fn a_value_marked_sensitive_does_not_get_into_the_file_by_the_output_of_it
     }
     living.journal.flush().await.unwrap();
     let forms = forms_of(MARKED);
-    search_for(&place, &forms);
+    search_for(&history, &forms);
     drop(living);
-    assert_eq!(place.check().executions, 9);
-    search_for(&place, &forms);
+    assert_eq!(history.check().executions, 9);
+    search_for(&history, &forms);
     // The rest of the output is not hidden.
-    let shown = json!(place.store().search(&wieldy_store::Query::default(), 20).unwrap()).to_string();
+    let shown = json!(history.store().search(&wieldy_store::Query::default(), 20).unwrap()).to_string();
     assert!(shown.contains("no [redacted]") && shown.contains("with [redacted]"), "{shown}");
-    let printed = place.sql("SELECT data FROM events WHERE name = 'tool.call.progress'").concat().concat();
+    let printed = history.sql("SELECT data FROM events WHERE name = 'tool.call.progress'").concat().concat();
     assert!(printed.contains("at [redacted]") && printed.contains("error: [redacted]"), "{printed}");
 }
 
@@ -156,8 +156,8 @@ fn parting() -> SharedTool {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_marked_value_that_is_split_over_both_streams_does_not_get_into_the_file() {
-    let place = Place::sqlite();
-    let living = place.executor([parting()]);
+    let history = TestHistory::sqlite();
+    let living = history.executor([parting()]);
     let keyed = |key: &str, arguments: Value| {
         let options = Options { idempotency_key: Some(key.into()), ..Options::default() };
         Call::new("part", arguments).with(options)
@@ -170,23 +170,23 @@ async fn a_marked_value_that_is_split_over_both_streams_does_not_get_into_the_fi
     }
     drop(living);
     let (first, rest) = MARKED.split_at(MARKED.len() / 2);
-    search_for(&place, &[first.into(), rest.into()]);
+    search_for(&history, &[first.into(), rest.into()]);
     // Another executor gives the stored answer.
-    let living = place.executor([parting()]);
+    let living = history.executor([parting()]);
     let kept = living.executor.call(secret).await;
     let told = "[the output is not kept: a secret may be split over stdout and stderr in it]";
     assert_eq!((kept.status, kept.cached, kept.text()), (Status::Success, true, told.to_owned()));
     let kept = living.executor.call(plain).await;
     assert_eq!((kept.cached, kept.text()), (true, "an ordinwarning\nary text printed\ndone\n".to_owned()));
     drop(living);
-    place.check();
+    history.check();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_marked_value_hides_none_of_the_engines_own_words() {
-    let place = Place::sqlite();
+    let history = TestHistory::sqlite();
     let marked = || ToolSpec::new("say", "").sensitive("seal").sensitive("pin");
-    let living = place.executor([repeating("seal", marked(), true)]);
+    let living = history.executor([repeating("seal", marked(), true)]);
     for (seal, pin) in [("failed", "1"), ("E3900", "on"), ("EXECUTION_ERROR", "say"), ("type", "text")] {
         let options = Options { idempotency_key: Some(seal.into()), ..Options::default() };
         let call = || Call::new("say", json!({"seal": seal, "pin": pin})).with(options.clone());
@@ -194,28 +194,28 @@ async fn a_marked_value_hides_none_of_the_engines_own_words() {
         assert_eq!((first.status, first.cached), (Status::Failed, false));
     }
     drop(living);
-    for call in place.store().search(&wieldy_store::Query::default(), 20).unwrap().executions {
+    for call in history.store().search(&wieldy_store::Query::default(), 20).unwrap().executions {
         assert_eq!((call.tool.as_str(), call.status.as_str()), ("say", "failed"));
         assert_eq!(call.error_code.as_deref(), Some("E3900"));
         assert_eq!(call.error_message.as_deref(), Some("no [redacted]"));
     }
     // The stored answer of the key is readable.
-    let living = place.executor([repeating("seal", marked(), true)]);
+    let living = history.executor([repeating("seal", marked(), true)]);
     let options = Options { idempotency_key: Some("type".into()), ..Options::default() };
     let again = living.executor.call(Call::new("say", json!({"seal": "type", "pin": "text"})).with(options)).await;
     assert_eq!((again.status, again.cached), (Status::Failed, true));
     drop(living);
-    place.check();
+    history.check();
 }
 
 /// Searches every file of the folder.
-fn search(place: &Place) {
-    search_for(place, &forms());
+fn search(history: &TestHistory) {
+    search_for(history, &forms());
 }
 
-fn search_for(place: &Place, forms: &[Vec<u8>]) {
+fn search_for(history: &TestHistory, forms: &[Vec<u8>]) {
     let mut looked = 0;
-    for entry in std::fs::read_dir(place.folder.path()).unwrap() {
+    for entry in std::fs::read_dir(history.folder.path()).unwrap() {
         let path = entry.unwrap().path();
         let Ok(bytes) = std::fs::read(&path) else { continue };
         looked += bytes.len();
@@ -229,12 +229,12 @@ fn search_for(place: &Place, forms: &[Vec<u8>]) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_is_acted_for_who_cannot_be_named() {
+async fn a_call_of_a_redacted_caller_is_not_rerun() {
     assert!(redact::hide(CANARY));
-    let place = Place::sqlite();
+    let history = TestHistory::sqlite();
     let (hanging, strings) =
         wieldy_testkit::Puppet::new(ToolSpec::new("look", "").read_only(), [wieldy_testkit::Act::Hang]);
-    let first = place.executor([hanging]);
+    let first = history.executor([hanging]);
     let caller = Caller { tenant: Some(format!("tenant {CANARY}")), ..Caller::local() };
     let options = Options { rerun: true, ..Options::default() };
     let task = first.executor.spawn(Call::new("look", json!({})).by(caller).with(options));
@@ -242,13 +242,13 @@ async fn nobody_is_acted_for_who_cannot_be_named() {
     first.journal.flush().await.unwrap();
     first.journal.abandon();
     std::mem::forget(first);
-    place.sql("UPDATE instances SET ended_at = seen_at");
+    history.sql("UPDATE instances SET ended_at = seen_at");
     let (again, strings) =
         wieldy_testkit::Puppet::new(ToolSpec::new("look", "").read_only(), [wieldy_testkit::Act::Echo]);
-    let next = place.executor_with([again], &JournalOptions { resumes: true, ..place.options() }, |_| {});
+    let next = history.executor_with([again], &JournalOptions { resumes: true, ..history.options() }, |_| {});
     assert_eq!((next.executor.resume(), strings.runs()), (vec![], 0));
-    let (call, _) = place.store().show(task).unwrap().unwrap();
+    let (call, _) = history.store().show(task).unwrap().unwrap();
     assert_eq!((call.status.as_str(), call.error_code.as_deref()), ("failed", Some("E3110")));
     drop(next);
-    place.check();
+    history.check();
 }

@@ -5,44 +5,44 @@ use wieldy_core::{Call, ToolSpec};
 use wieldy_store::{Problem, SignedHead, Signer, Verdict};
 use wieldy_testkit::{Act, Puppet};
 
-use crate::world::Place;
+use crate::world::TestHistory;
 
 on_each_database!(
-    a_history_that_nobody_touched_is_whole,
+    an_untouched_history_is_whole,
     every_change_of_a_record_is_found_where_it_was_made,
-    what_is_taken_out_put_in_or_moved_is_found,
+    removed_added_and_moved_records_are_found,
     the_tables_made_from_the_trail_are_compared_with_it,
-    what_is_said_of_a_call_that_is_open_is_compared_too,
-    what_is_counted_is_counted_again,
-    a_trail_that_was_made_anew_does_not_lead_through_what_was_signed,
+    the_rows_of_open_calls_are_compared_too,
+    the_histogram_is_compared_with_the_trail,
+    a_rewritten_trail_does_not_lead_through_signed_heads,
 );
 
 /// Returns a history of four calls, of which one failed and one named no tool: 12 records, and two of the executor.
-async fn told(place: Place) -> Place {
+async fn sample_history(history: TestHistory) -> TestHistory {
     let (tool, _) = Puppet::new(ToolSpec::new("write", ""), [Act::Echo]);
-    let living = place.executor([tool, Puppet::reading("read", Act::Say("hi"))]);
+    let living = history.executor([tool, Puppet::reading("read", Act::Say("hi"))]);
     for (tool, path) in [("write", "a"), ("read", "b"), ("missing", "c"), ("write", "d")] {
         living.executor.call(Call::new(tool, json!({"path": path}))).await;
     }
     living.journal.flush().await.unwrap();
     drop(living);
-    place
+    history
 }
 
-fn verify(place: &Place) -> Verdict {
-    place.store().verify(&[], None, &mut |_| {}).unwrap()
+fn verify(history: &TestHistory) -> Verdict {
+    history.store().verify(&[], None, &mut |_| {}).unwrap()
 }
 
 /// Changes the history by hand and returns the problem that is found.
-async fn after(place: Place, sql: &str) -> Option<(i64, String)> {
-    let place = told(place).await;
-    change(&place, sql);
-    verify(&place).problem.map(|Problem { seq, what }| (seq, what))
+async fn problem_after(history: TestHistory, sql: &str) -> Option<(i64, String)> {
+    let history = sample_history(history).await;
+    change(&history, sql);
+    verify(&history).problem.map(|Problem { seq, what }| (seq, what))
 }
 
-fn change(place: &Place, sql: &str) {
+fn change(history: &TestHistory, sql: &str) {
     let mut sql = sql.to_owned();
-    if place.is_postgres() {
+    if history.is_postgres() {
         for (ours, theirs) in [
             ("zeroblob(32)", "decode(repeat('00', 32), 'hex')"),
             (" at = at + 1", " at = at + interval '1 microsecond'"),
@@ -52,11 +52,11 @@ fn change(place: &Place, sql: &str) {
             sql = sql.replace(ours, theirs);
         }
     }
-    sql.split(';').filter(|sql| !sql.trim().is_empty()).for_each(|sql| drop(place.sql(sql)));
+    sql.split(';').filter(|sql| !sql.trim().is_empty()).for_each(|sql| drop(history.sql(sql)));
 }
 
-async fn a_history_that_nobody_touched_is_whole(place: Place) {
-    let place = told(place).await;
+async fn an_untouched_history_is_whole(history: TestHistory) {
+    let history = sample_history(history).await;
     let verdict = Verdict {
         records: 13,
         executions: 4,
@@ -68,10 +68,10 @@ async fn a_history_that_nobody_touched_is_whole(place: Place) {
         last_seq: 13,
         problem: None,
     };
-    assert_eq!(verify(&place), verdict);
+    assert_eq!(verify(&history), verdict);
 }
 
-async fn every_change_of_a_record_is_found_where_it_was_made(place: Place) {
+async fn every_change_of_a_record_is_found_where_it_was_made(history: TestHistory) {
     let changed = "it was changed, or is not in its place";
     for (column, value) in [
         ("data", "'{}'"),
@@ -83,42 +83,49 @@ async fn every_change_of_a_record_is_found_where_it_was_made(place: Place) {
         ("hash", "zeroblob(32)"),
         ("instance_seq", "instance_seq + 1"),
     ] {
-        let found = after(place.another(), &format!("UPDATE events SET {column} = {value} WHERE seq = 2")).await;
+        let found =
+            problem_after(history.another(), &format!("UPDATE events SET {column} = {value} WHERE seq = 2")).await;
         assert_eq!(found, Some((2, changed.into())), "{column} = {value}");
     }
 }
 
-async fn what_is_taken_out_put_in_or_moved_is_found(place: Place) {
+async fn removed_added_and_moved_records_are_found(history: TestHistory) {
     let missing = |seq| Some((seq, "it is missing".to_owned()));
-    assert_eq!(after(place.another(), "DELETE FROM events WHERE seq = 5").await, missing(5));
-    assert_eq!(after(place.another(), "DELETE FROM events WHERE seq BETWEEN 5 AND 7").await, missing(5));
+    assert_eq!(problem_after(history.another(), "DELETE FROM events WHERE seq = 5").await, missing(5));
+    assert_eq!(problem_after(history.another(), "DELETE FROM events WHERE seq BETWEEN 5 AND 7").await, missing(5));
     assert_eq!(
-        after(place.another(), "DELETE FROM events WHERE seq = 13").await,
+        problem_after(history.another(), "DELETE FROM events WHERE seq = 13").await,
         Some((13, "it is missing at the end of the trail".into()))
     );
     assert_eq!(
-        after(place.another(), "DELETE FROM events WHERE seq = 1").await,
+        problem_after(history.another(), "DELETE FROM events WHERE seq = 1").await,
         Some((1, "it is missing, with all up to the first one there is, and no record says why".into()))
     );
     let swapped = "UPDATE events SET seq = -1 WHERE seq = 4; UPDATE events SET seq = 4 WHERE seq = 5;
                    UPDATE events SET seq = 5 WHERE seq = -1;";
-    assert_eq!(after(place.another(), swapped).await, Some((4, "it was changed, or is not in its place".into())));
+    assert_eq!(
+        problem_after(history.another(), swapped).await,
+        Some((4, "it was changed, or is not in its place".into()))
+    );
     let added = "INSERT INTO events SELECT 14, instance, 13, at, name, execution, subject, data, hash FROM events WHERE seq = 13;";
     let beyond = "it stands behind the end of the trail";
-    assert_eq!(after(place.another(), added).await, Some((14, beyond.into())));
+    assert_eq!(problem_after(history.another(), added).await, Some((14, beyond.into())));
     let far = added.replace("SELECT 14", "SELECT 1000000");
-    assert_eq!(after(place.another(), &far).await, Some((1_000_000, beyond.into())));
+    assert_eq!(problem_after(history.another(), &far).await, Some((1_000_000, beyond.into())));
     let cut =
         "DELETE FROM events WHERE seq = 13; UPDATE trail SET seq = 12, hash = (SELECT hash FROM events WHERE seq = 12)";
     assert_eq!(
-        after(place.another(), cut).await,
+        problem_after(history.another(), cut).await,
         Some((13, "it is missing: the end of the trail was signed when it was longer".into()))
     );
     let added = format!("{added} UPDATE trail SET seq = 14");
-    assert_eq!(after(place.another(), &added).await, Some((14, "it was changed, or is not in its place".into())));
+    assert_eq!(
+        problem_after(history.another(), &added).await,
+        Some((14, "it was changed, or is not in its place".into()))
+    );
 }
 
-async fn the_tables_made_from_the_trail_are_compared_with_it(place: Place) {
+async fn the_tables_made_from_the_trail_are_compared_with_it(history: TestHistory) {
     let other = |seq| Some((seq, "the row of its call in `tool_executions` says something else".to_owned()));
     for (column, value) in [
         ("status", "'success'"),
@@ -131,31 +138,31 @@ async fn the_tables_made_from_the_trail_are_compared_with_it(place: Place) {
         ("duration_ms", "1"),
         ("session_id", "'s'"),
     ] {
-        let found = after(
-            place.another(),
+        let found = problem_after(
+            history.another(),
             &format!("UPDATE tool_executions SET {column} = {value} WHERE status = 'validation_error'"),
         )
         .await;
         assert_eq!(found, other(8), "{column} = {value}");
     }
     assert_eq!(
-        after(place.another(), "DELETE FROM tool_executions WHERE id = 8").await,
+        problem_after(history.another(), "DELETE FROM tool_executions WHERE id = 8").await,
         Some((8, "its call has no row in `tool_executions`".into()))
     );
     let forged = "INSERT INTO tool_executions (id, execution_id, tool_name, status, started_at, completed_at, agent_id, instance)
                   VALUES (3, 'x', 'write', 'success', 1, 2, 'a', 1)";
     assert_eq!(
-        after(place.another(), forged).await,
+        problem_after(history.another(), forged).await,
         Some((13, "there are rows in `tool_executions` that no record speaks of".into()))
     );
     let forged = forged.replace("(3,", "(1000000,");
     assert_eq!(
-        after(place.another(), &forged).await,
+        problem_after(history.another(), &forged).await,
         Some((1_000_000, "no record opens the call that the row in `tool_executions` is of".into()))
     );
 }
 
-async fn what_is_said_of_a_call_that_is_open_is_compared_too(place: Place) {
+async fn the_rows_of_open_calls_are_compared_too(history: TestHistory) {
     let other = "the row of its call in `tool_executions` says something else";
     for (change, found) in [
         ("SELECT 1", None),
@@ -163,23 +170,23 @@ async fn what_is_said_of_a_call_that_is_open_is_compared_too(place: Place) {
         ("UPDATE tool_executions SET tool_name = 'read'", Some((2, other))),
         ("DELETE FROM tool_executions", Some((2, "its call has no row in `tool_executions`"))),
     ] {
-        let place = place.another();
+        let history = history.another();
         let (tool, strings) = Puppet::new(ToolSpec::new("write", ""), [Act::Hang]);
-        let living = place.executor([tool]);
+        let living = history.executor([tool]);
         living.executor.spawn(Call::new("write", json!({})));
         while strings.now() == 0 {
             tokio::time::sleep(std::time::Duration::from_millis(1)).await;
         }
         living.journal.flush().await.unwrap();
-        place.sql(change);
-        let problem = verify(&place).problem;
+        history.sql(change);
+        let problem = verify(&history).problem;
         assert_eq!(problem, found.map(|(seq, what)| Problem { seq, what: what.into() }), "{change}");
         living.journal.abandon();
         std::mem::forget(living.executor);
     }
 }
 
-async fn what_is_counted_is_counted_again(place: Place) {
+async fn the_histogram_is_compared_with_the_trail(history: TestHistory) {
     let wrong = Some((13, "what `tallies` counts is not what the trail says".to_owned()));
     for change in [
         "UPDATE tallies SET calls = calls + 1 WHERE status = 'success' AND tool_name = 'read'",
@@ -189,34 +196,34 @@ async fn what_is_counted_is_counted_again(place: Place) {
         "INSERT INTO tallies SELECT day - 1, tenant_id, agent_id, tool_name, status, bucket, calls, output_bytes FROM tallies
            WHERE tool_name = 'missing'",
     ] {
-        assert_eq!(after(place.another(), change).await, wrong, "{change}");
+        assert_eq!(problem_after(history.another(), change).await, wrong, "{change}");
     }
 }
 
-async fn a_trail_that_was_made_anew_does_not_lead_through_what_was_signed(place: Place) {
+async fn a_rewritten_trail_does_not_lead_through_signed_heads(history: TestHistory) {
     // The attacker owns the database but not the key, and all hashes are right again.
-    let place = told(place).await;
-    let signer = Signer::open(&place.folder.path().join("audit.key")).unwrap();
-    let anchor = place.store().sign_head(&signer).unwrap();
+    let history = sample_history(history).await;
+    let signer = Signer::open(&history.folder.path().join("audit.key")).unwrap();
+    let anchor = history.store().sign_head(&signer).unwrap();
     assert!(anchor.is_signed_by(signer.key()));
-    let check = |place: &Place, anchors: &[SignedHead], key: Option<&str>| {
-        place.store().verify(anchors, key, &mut |_| {}).unwrap()
+    let check = |history: &TestHistory, anchors: &[SignedHead], key: Option<&str>| {
+        history.store().verify(anchors, key, &mut |_| {}).unwrap()
     };
-    let good = check(&place, std::slice::from_ref(&anchor), Some(signer.key()));
+    let good = check(&history, std::slice::from_ref(&anchor), Some(signer.key()));
     assert_eq!((good.anchors, good.heads, good.problem), (1, 1, None));
 
-    let other = told(place.another()).await;
+    let other = sample_history(history.another()).await;
     let found = check(&other, std::slice::from_ref(&anchor), None);
     assert_eq!(
         found.problem,
         Some(Problem { seq: 13, what: "the trail up to it is not the one that was signed".into() })
     );
     change(
-        &place,
+        &history,
         "DELETE FROM heads; DELETE FROM events WHERE seq > 8; DELETE FROM tool_executions WHERE id > 5;
                     UPDATE trail SET seq = 8, hash = (SELECT hash FROM events WHERE seq = 8)",
     );
-    let found = check(&place, std::slice::from_ref(&anchor), None).problem.unwrap();
+    let found = check(&history, std::slice::from_ref(&anchor), None).problem.unwrap();
     assert_eq!(found, Problem { seq: 9, what: "it is missing: an anchor was made when the trail was longer".into() });
     let forged = SignedHead { seq: 8, ..anchor.clone() };
     assert!(!forged.is_signed_by(signer.key()));

@@ -5,7 +5,7 @@ use std::process::Command;
 use wieldy_store::{Address, Store};
 
 use crate::server::Server;
-use crate::world::{Place, sql};
+use crate::world::{TestHistory, sql};
 
 /// Returns a self-signed certificate for this machine, and its key.
 fn certificate() -> (String, String) {
@@ -62,9 +62,9 @@ async fn an_address_gets_the_security_that_it_asks_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_without_tls_is_no_place_for_who_requires_it() {
-    let Some(place) = Place::postgres() else { return };
-    let address: Address = format!("{}?sslmode=require", place.url()).parse().unwrap();
+async fn required_tls_refuses_a_server_without_it() {
+    let Some(history) = TestHistory::postgres() else { return };
+    let address: Address = format!("{}?sslmode=require", history.url()).parse().unwrap();
     let refused = Store::open(&address).err().unwrap().to_string();
     assert!(refused.ends_with("error performing TLS handshake: server does not support TLS"), "{refused}");
 }

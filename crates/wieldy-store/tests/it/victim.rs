@@ -14,7 +14,7 @@ use wieldy_core::{
 };
 use wieldy_store::{Address, JournalOptions, Retention, Store};
 
-use crate::world::Place;
+use crate::world::TestHistory;
 
 /// The number of calls that the victim makes at a time.
 const CALLERS: usize = 16;
@@ -23,7 +23,7 @@ pub(crate) const HOARD: usize = 600;
 /// The number of keys of earlier victims that are used again.
 const KEYS: usize = 40;
 /// The longest life of a victim that is not killed.
-const LIFE: Duration = Duration::from_secs(20);
+const LIFE_MAX: Duration = Duration::from_secs(20);
 
 /// The number of calls that hang.
 static HANGING: AtomicUsize = AtomicUsize::new(0);
@@ -46,17 +46,17 @@ impl Default for Victim<'_> {
 }
 
 impl Victim<'_> {
-    pub(crate) fn start(&self, place: &Place) -> Child {
+    pub(crate) fn start(&self, history: &TestHistory) -> Child {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command
             .args(["--exact", "victim::victim", "--nocapture"])
-            .env("WIELDY_VICTIM", place.url())
-            .env("WIELDY_VICTIM_FOLDER", place.folder.path())
+            .env("WIELDY_VICTIM", history.url())
+            .env("WIELDY_VICTIM_FOLDER", history.folder.path())
             .env("WIELDY_VICTIM_DOES", self.does)
             .env("WIELDY_VICTIM_DURABILITY", json!(self.durability).as_str().unwrap())
             .env("WIELDY_FAILPOINT", self.failpoint)
             .stdout(Stdio::null())
-            .stderr(File::create(place.folder.path().join("stderr")).unwrap());
+            .stderr(File::create(history.folder.path().join("stderr")).unwrap());
         if let Some((clock, library)) = self.clock {
             command.env("WIELDY_TEST_CLOCK", clock).env("LD_PRELOAD", library);
         }
@@ -77,11 +77,11 @@ pub(crate) fn lines(path: &Path) -> Vec<String> {
     text.lines().filter_map(|line| line.strip_suffix(" .")).map(str::to_owned).collect()
 }
 
-/// Aborts as if the machine had stopped, if the environment names this place.
-fn die_at(place: &str, reached: &AtomicU64) {
+/// Aborts as if the machine had stopped, if the environment names this failpoint.
+fn die_at(failpoint: &str, reached: &AtomicU64) {
     let wanted = std::env::var("WIELDY_FAILPOINT").unwrap_or_default();
     let (name, times) = wanted.split_once(':').unwrap_or((&wanted, "1"));
-    if name == place && reached.fetch_add(1, Ordering::SeqCst) + 1 == times.parse::<u64>().unwrap() {
+    if name == failpoint && reached.fetch_add(1, Ordering::SeqCst) + 1 == times.parse::<u64>().unwrap() {
         std::process::abort();
     }
 }
@@ -112,14 +112,14 @@ fn tools(folder: &Path) -> [Arc<dyn AnyTool>; 4] {
 
 /// The executor of the victim, and how it makes calls.
 #[derive(Clone)]
-struct Life {
+struct VictimExecutor {
     executor: Executor,
     folder: PathBuf,
     durability: String,
     padding: usize,
 }
 
-impl Life {
+impl VictimExecutor {
     fn call(&self, tool: &str, mark: &str, options: Options) -> Call {
         // A mark begins with its tool, to show its origin.
         let padding = "x".repeat(self.padding);
@@ -136,7 +136,7 @@ impl Life {
     }
 
     /// Notes an answer outside of the history.
-    fn answered(&self, result: &ToolResult) {
+    fn note_answer(&self, result: &ToolResult) {
         let ran = if result.cached { "cached" } else { "ran" };
         let mark = result.arguments["mark"].as_str().unwrap();
         let line = format!("{} {} {} {ran} {mark}", result.execution_id, result.status, self.durability);
@@ -146,7 +146,7 @@ impl Life {
     async fn as_task(&self, call: Call) {
         let id = self.executor.spawn(call);
         let result = self.executor.wait(id, &Caller::local()).await.unwrap();
-        self.answered(&result);
+        self.note_answer(&result);
     }
 
     /// Makes a call in one of several ways.
@@ -154,28 +154,28 @@ impl Life {
         let rerun = || Options { rerun: true, ..Options::default() };
         let none = Options::default;
         match way % 8 {
-            0 => self.answered(&self.executor.call(self.call("look", mark, none())).await),
-            1 | 2 => self.answered(&self.executor.call(self.call("pay", mark, self.keyed(mark))).await),
+            0 => self.note_answer(&self.executor.call(self.call("look", mark, none())).await),
+            1 | 2 => self.note_answer(&self.executor.call(self.call("pay", mark, self.keyed(mark))).await),
             3 => self.as_task(self.call("pay", mark, none())).await,
             4 => self.as_task(self.call("pay", mark, self.keyed(mark))).await,
             5 => self.as_task(self.call("put", mark, rerun())).await,
             6 => {
                 let calls = ["pay", "look", "put"].map(|tool| self.call(tool, mark, none()));
                 let done = self.executor.batch(Batch::new(calls)).await.unwrap();
-                done.results.iter().for_each(|result| self.answered(result));
+                done.results.iter().for_each(|result| self.note_answer(result));
             }
-            _ => self.answered(&self.executor.call(self.call("pay", mark, none())).await),
+            _ => self.note_answer(&self.executor.call(self.call("pay", mark, none())).await),
         }
     }
 
     /// Uses the keys of earlier victims again: their calls are not repeated.
-    async fn come_back(&self, keys: &[String]) {
+    async fn reuse_keys(&self, keys: &[String]) {
         let again = keys.iter().rev().take(KEYS).map(|mark| {
             let options = Options { idempotency_key: Some(mark.clone()), ..Options::default() };
             self.executor.call(self.call("pay", mark, options))
         });
         for result in futures_util::future::join_all(again).await {
-            self.answered(&result);
+            self.note_answer(&result);
         }
     }
 
@@ -190,7 +190,7 @@ impl Life {
                     life.one(caller, &format!("{run}-{caller}-{round}")).await;
                     // Calls that wait for nothing would leave no time for the others.
                     tokio::task::yield_now().await;
-                    if began.elapsed() > LIFE {
+                    if began.elapsed() > LIFE_MAX {
                         break;
                     }
                 }
@@ -235,12 +235,12 @@ fn victim() {
     builder.limits.calls_running_max = 2 * HOARD as u32;
     let executor = builder.build().unwrap();
     let padding = if does == "fill" { 100_000 } else { 0 };
-    let life = Life { executor, folder: folder.clone(), durability, padding };
+    let life = VictimExecutor { executor, folder: folder.clone(), durability, padding };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
         life.executor.resume();
         if does != "together" {
-            life.come_back(&keys).await;
+            life.reuse_keys(&keys).await;
         }
         match does.as_str() {
             "hoard" => {
@@ -250,7 +250,7 @@ fn victim() {
                 }
                 journal.flush().await.unwrap();
                 note(&folder.join("hoarded"), "all are open");
-                tokio::time::sleep(LIFE).await;
+                tokio::time::sleep(LIFE_MAX).await;
             }
             "prune" => {
                 life.work("a", 30).await;

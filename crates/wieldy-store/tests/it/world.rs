@@ -14,14 +14,14 @@ macro_rules! on_each_database {
         mod sqlite {
             $(#[tokio::test(flavor = "multi_thread")]
             async fn $test() {
-                super::$test(crate::world::Place::sqlite()).await;
+                super::$test(crate::world::TestHistory::sqlite()).await;
             })*
         }
         mod postgres {
             $(#[tokio::test(flavor = "multi_thread")]
             async fn $test() {
-                if let Some(place) = crate::world::Place::postgres() {
-                    super::$test(place).await;
+                if let Some(history) = crate::world::TestHistory::postgres() {
+                    super::$test(history).await;
                 }
             })*
         }
@@ -29,7 +29,7 @@ macro_rules! on_each_database {
 }
 
 /// The address of a history that no other test uses.
-pub(crate) struct Place {
+pub(crate) struct TestHistory {
     pub(crate) address: Address,
     /// A folder for other files of the test.
     pub(crate) folder: TempDir,
@@ -37,7 +37,7 @@ pub(crate) struct Place {
     database: Option<(String, String)>,
 }
 
-impl Place {
+impl TestHistory {
     pub(crate) fn sqlite() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let address = Address::Sqlite(folder.path().join("history.db"));
@@ -58,7 +58,7 @@ impl Place {
         Store::open(&self.address).unwrap()
     }
 
-    /// Returns a new place of the same kind.
+    /// Returns a new history of the same kind.
     pub(crate) fn another(&self) -> Self {
         if self.is_postgres() { Self::postgres().unwrap() } else { Self::sqlite() }
     }
@@ -89,7 +89,7 @@ impl Place {
     }
 
     /// Returns an executor that writes here.
-    pub(crate) fn executor(&self, tools: impl IntoIterator<Item = SharedTool>) -> Living {
+    pub(crate) fn executor(&self, tools: impl IntoIterator<Item = SharedTool>) -> LiveExecutor {
         self.executor_with(tools, &self.options(), |_| {})
     }
 
@@ -98,12 +98,12 @@ impl Place {
         tools: impl IntoIterator<Item = SharedTool>,
         options: &JournalOptions,
         change: impl FnOnce(&mut ExecutorBuilder),
-    ) -> Living {
+    ) -> LiveExecutor {
         let journal = Arc::new(self.store().journal(options).unwrap());
         let mut builder = Executor::builder().tools(tools);
         builder.journal = Arc::clone(&journal) as _;
         change(&mut builder);
-        Living { executor: builder.build().unwrap(), journal }
+        LiveExecutor { executor: builder.build().unwrap(), journal }
     }
 
     /// Asserts that the history is whole.
@@ -134,7 +134,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for TestHistory {
     fn drop(&mut self) {
         if let Some((server, name)) = &self.database {
             sql(server, &format!("DROP DATABASE {name} WITH (FORCE)"));
@@ -180,7 +180,7 @@ pub(crate) fn executor(store: &Store, tools: impl IntoIterator<Item = SharedTool
 }
 
 /// An executor and its journal.
-pub(crate) struct Living {
+pub(crate) struct LiveExecutor {
     pub(crate) executor: Executor,
     pub(crate) journal: Arc<StoreJournal>,
 }
