@@ -105,8 +105,8 @@ pub(crate) fn try_mapping(folder: &Path) -> io::Result<()> {
     mapped(folder, &place, &namespace(owner.st_uid, owner.st_gid)?).map(drop)
 }
 
-/// Makes a user namespace that maps the owner of files to the user id outside. Called in the fork server, since it
-/// takes a process to make one.
+/// Makes a user namespace that maps the owner of files to the user id outside. This takes a process of its own, so
+/// executors ask the fork server for it.
 pub(crate) fn namespace(uid: u32, gid: u32) -> io::Result<OwnedFd> {
     let Some(pid) = sys::fork(libc::CLONE_NEWUSER)? else {
         loop {
