@@ -131,7 +131,7 @@ fn a_program_that_calls_as_another_architecture_is_killed() {
     assert_eq!(after.signal(), Some(if before.success() { libc::SIGSYS } else { libc::SIGSEGV }));
 }
 
-/// Runs a script in a folder of its own under the filter, where its first word is installed.
+/// Runs a script in a folder, and returns its output.
 fn works(folder: &Path, script: &str) -> Result<String, String> {
     let Output { status, stdout, stderr } =
         Command::new("bash").args(["-euo", "pipefail", "-c", script]).current_dir(folder).output().unwrap();
