@@ -375,7 +375,7 @@ impl Planner<'_> {
 
     /// Hides a path of the host wherever the sandbox shows it, unless the path itself was mounted.
     fn hide_one(&mut self, host: &Path, by_rule: bool) -> Result<(), PlanError> {
-        // The target of a link is the secret. Only the link tells that, so the link is protected.
+        // The secret is the target of a link, and only the link shows which file that is. So the link is protected.
         let host = self.protect_links(host);
         let kind = match self.entry(&host) {
             Some(Entry::Folder) => Kind::Folder,
