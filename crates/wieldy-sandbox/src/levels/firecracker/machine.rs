@@ -76,8 +76,9 @@ pub(super) struct Machine {
     group: Mutex<Option<Group>>,
     console: Arc<Console>,
     vmm_task: Mutex<Option<JoinHandle<()>>>,
-    /// Told to end the guest; also cancelled when it has ended.
+    /// Cancelled to end the guest.
     stop: CancellationToken,
+    /// Cancelled when the guest has ended.
     gone: CancellationToken,
     /// One brings it over at a time.
     workspace: Arc<tokio::sync::Mutex<Ours>>,
