@@ -50,7 +50,7 @@
 //! | `supervise/supervisor.rs` | runs one command at a time, as the subreaper of its process tree |
 //! | `supervise/tree.rs` | signals, reaps and kills that tree |
 //! | `supervise/watch.rs`, `supervise/memory.rs` | limits that no cgroup enforces: disk, files, memory, processes |
-//! | `supervise/protocol.rs`, `supervise/socket.rs` | messages between these processes; the executor's ends of the sockets |
+//! | `supervise/protocol.rs`, `supervise/socket.rs` | messages between these processes; the executor's sockets |
 //! | `supervise/run.rs`, `supervise/pipes.rs` | the executor's side of one command; its input and output |
 //! | `supervise/host_process.rs` | runs programs of OCI runtimes and Firecracker, outside of every sandbox |
 //! | `supervise/namespaces.rs` | names the kernel setting that forbids namespaces |
