@@ -8,7 +8,8 @@ use crate::pool::IdleLimits;
 /// The settings of the native level.
 #[derive(Debug, Clone)]
 pub struct NativeOptions {
-    /// The folder of the executor's own files, which no sandbox ever sees, except for a folder in its `homes` that is mounted.
+    /// The folder of the executor's own files, which no sandbox ever sees, except for a folder in its `homes` that is
+    /// mounted.
     pub state: Option<PathBuf>,
     /// The home folder of the user who runs the executor; secret files in it are masked wherever it is mounted.
     pub home: Option<PathBuf>,

@@ -1,4 +1,5 @@
-//! Warm inits: first processes of sandboxes, made ahead with their namespaces, cgroup and system mounts, before the workspace is known.
+//! Makes warm inits: first processes of sandboxes with their namespaces, cgroup and system mounts, made before the
+//! workspace is known.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -170,10 +171,10 @@ pub(super) fn idle_command() -> Command {
 
 /// The reason why a sandbox was not built.
 pub(super) enum BuildError {
-    /// A placeholder could not be made or locked, or a masked path was replaced. A new plan can help: another executor
-    /// may just have removed a placeholder.
+    /// A failure to make or lock a placeholder, or a masked path that was replaced. A new plan can help: another
+    /// executor may just have removed a placeholder.
     Changed(SandboxError),
-    /// The plan that it was built by is no longer valid.
+    /// A plan that is no longer valid.
     Outdated,
     Failed(SandboxError),
 }

@@ -2,8 +2,8 @@
 //! those of its commands and of the containers that were made within it. A limit holds for everything below it
 //! together.
 //!
-//! Where each controller has a tree of its own (cgroup v1), runtimes make more cgroups beside ours. They are found and
-//! removed here as well.
+//! On cgroup v1, where each controller has a tree of its own, runtimes make more cgroups beside ours. They are found
+//! and removed here as well.
 
 use std::collections::HashMap;
 use std::fs;

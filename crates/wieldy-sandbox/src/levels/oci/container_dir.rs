@@ -129,7 +129,8 @@ impl Drop for HeldPlaceholders {
     }
 }
 
-/// Removes the placeholders that a dead executor made for the container in this folder, unless another one needs them.
+/// Removes the placeholders that a dead executor made for the container in this folder, unless another executor needs
+/// them.
 fn release_placeholders(container: &Path) {
     let note = fs::read(container.join(NOTE)).unwrap_or_default();
     let mut made: Vec<Placeholder> = serde_json::from_slice(&note).unwrap_or_default();

@@ -1,6 +1,7 @@
 //! The program of an OCI runtime: its arguments, its log, and the meaning of its errors.
 //!
-//! Every call of it that may take long runs as a host process under a supervisor, so the runtime and its container end with the executor.
+//! Every call that may take long runs as a host process under a supervisor, so the runtime and its container end with
+//! the executor.
 
 use std::fs;
 use std::io;
