@@ -325,7 +325,7 @@ impl ForkServer {
                     let _ = process::kill_process(pid, Signal::KILL);
                     return Err(("mapping users", error));
                 }
-                drop(go); // the end of file lets it go on
+                drop(go); // the end of file lets the init go on
                 Ok(pid)
             }
         }

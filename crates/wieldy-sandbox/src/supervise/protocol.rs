@@ -208,7 +208,7 @@ impl std::fmt::Display for StartStep {
 const DESCRIPTORS_MAX: usize = 64;
 /// Longest message that is sent inline. A longer one is written to a memfd, whose descriptor is sent.
 const INLINE_BYTES_MAX: usize = 8 * 1024;
-/// The text of a message whose content is in the first descriptor attached.
+/// Sent instead of a long message, whose text is in the first descriptor attached.
 const IN_FILE: &[u8] = b"@";
 
 /// A received message.

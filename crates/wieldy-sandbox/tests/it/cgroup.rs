@@ -463,8 +463,8 @@ fn what_is_measured_is_what_was_used_and_begins_anew_each_time() {
     assert!(used.cpu_us.unwrap() < 250_000, "{used:?}");
     let again = used.memory_peak_bytes.unwrap();
     assert!(again.least < 32 * MIB, "{used:?}");
-    // v2 before 6.12 cannot reset the peak, and reports the memory in use now and the old peak. The old peak may have grown
-    // after it was read above: the five children were still loading their libraries.
+    // v2 before 6.12 cannot reset the peak, and reports the memory in use now and the old peak. The old peak may have
+    // grown after it was read above: the five children were still loading their libraries.
     let is_old = |most: u64| (peak.least..96 * MIB).contains(&most);
     let old_v2 = hierarchy.kind() == Kind::V2 && again.most.is_some_and(is_old);
     assert!(again.exact().is_some() || old_v2, "{used:?}");
