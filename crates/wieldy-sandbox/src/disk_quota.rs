@@ -1,6 +1,7 @@
-//! Disk quota of sessions and sandboxes: each call may write what earlier calls have left of a limit for all of them.
+//! Disk quota of sessions and sandboxes: each call may write the part of the quota that earlier calls left.
 //!
-//! No control group counts this, so it is counted after each call. Calls that run at the same time all get the same rest.
+//! No cgroup counts this, so it is counted after each call. Calls that run at the same time may each use the whole
+//! rest.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -8,27 +9,27 @@ use std::sync::{Mutex, PoisonError};
 
 use wieldy_core::{Confinement, Exit, Overrun, Place, ResourceLimits};
 
-/// How a command went, and what its session or sandbox as a whole must know of it.
+/// The outcome of a command, with the figures that its session's quota needs.
 pub(crate) struct Ran {
     pub(crate) exit: Exit,
-    /// Where the whole may make only so many.
+    /// The number of files made, if the session or sandbox has a limit of files.
     pub(crate) files_made: u64,
 }
 
-/// How many sessions and sandboxes are remembered. Of more, those go that have taken least.
+/// Maximum number of sessions and sandboxes in the table. Above it, those with the least use are forgotten.
 const PLACES_MAX: usize = 10_000;
 
 /// The names of the limits, as in [`ResourceLimits`].
 const BYTES: &str = "disk_bytes";
 const FILES: &str = "disk_files";
 
-/// What was taken in each place. It outlives the sandboxes of a session: who loses one does not begin anew.
+/// The disk use of each session and sandbox. A session that loses its sandbox keeps its use.
 #[derive(Default)]
 pub(crate) struct DiskQuota {
     used: Mutex<HashMap<Place, Used>>,
 }
 
-/// What calls have written and made.
+/// The bytes that calls have written and the files that they have made.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Used {
     bytes: u64,
@@ -40,7 +41,7 @@ impl Used {
         Self { bytes: self.bytes.saturating_add(more.bytes), files: self.files.saturating_add(more.files) }
     }
 
-    /// What it takes of a disk: a file has at least a block.
+    /// Returns the space on a disk: each file takes at least a block.
     fn weight(self) -> u64 {
         const BLOCK_BYTES: u64 = 4096;
         self.bytes.saturating_add(self.files.saturating_mul(BLOCK_BYTES))
@@ -48,7 +49,7 @@ impl Used {
 }
 
 impl DiskQuota {
-    /// The confinement with no more than what is left for this call.
+    /// Returns the confinement with its limits lowered to the rest of the quota.
     pub(crate) fn remaining<'a>(&self, confinement: &'a Confinement) -> Cow<'a, Confinement> {
         let ResourceLimits { disk_bytes, disk_files, .. } = confinement.place_limits;
         if disk_bytes.or(disk_files).is_none() {
@@ -63,7 +64,7 @@ impl DiskQuota {
         Cow::Owned(Confinement { limits: confinement.limits.within(left), ..confinement.clone() })
     }
 
-    /// Enters what a call has taken. If it ran into a limit of all together, that is what it is told.
+    /// Adds the use of a call. If the call passed the quota, the returned exit names the quota as its overrun.
     pub(crate) fn charge(&self, confinement: &Confinement, ran: Ran) -> Exit {
         let Ran { mut exit, files_made } = ran;
         let (own, whole) = (&confinement.limits, &confinement.place_limits);
@@ -88,7 +89,8 @@ impl DiskQuota {
             });
         }
         if let Some(whole) = whole.disk_files {
-            // No kernel refuses the one file too many, and a short call is over before anybody looks: it is told in the end.
+            // The kernel does not refuse one file too many, and a short call ends before the first check. So it is
+            // reported here.
             let is_late = exit.overrun.is_none() && used.files > 0 && before.and(used).files > whole;
             if is_late || (files.is_some() && is_whole(own.disk_files, whole.saturating_sub(before.files))) {
                 exit.overrun = Some(Overrun {
@@ -102,7 +104,7 @@ impl DiskQuota {
         exit
     }
 
-    /// Adds to what was taken in a place, and says how much that was before.
+    /// Adds to the use of a place, and returns its use before.
     fn add(&self, place: &Place, used: Used) -> Used {
         if *place == Place::Own {
             return Used::default();
@@ -130,7 +132,7 @@ mod tests {
 
     use super::*;
 
-    /// With limits of bytes and files for the call and for all.
+    /// Returns a confinement with limits of bytes and files for the call and for the whole place.
     fn confinement(place: Place, own: [Option<u64>; 2], whole: [Option<u64>; 2]) -> Confinement {
         let limits = |[disk_bytes, disk_files]: [Option<u64>; 2]| ResourceLimits {
             disk_bytes,
@@ -163,7 +165,7 @@ mod tests {
         Some(Overrun { limit, allowed, used, session_used: None })
     }
 
-    /// The limit of a whole session that was passed, with what the last call used and what all did.
+    /// Returns an overrun of a session's limit, with the use of the last call and of all calls.
     fn session_passed(limit: &'static str, allowed: u64, used: u64, all: u64) -> Option<Overrun> {
         Some(Overrun { limit, allowed, used, session_used: Some(all) })
     }
@@ -179,7 +181,7 @@ mod tests {
         assert_eq!((left(&one), left(&bytes("two"))), (Some(50), Some(60)));
         let last = disk_quota.charge(&one, ran(10, 0, passed(BYTES, 50, 55)));
         assert_eq!((last.overrun, left(&one)), (session_passed(BYTES, 100, 55, 105), Some(0)));
-        // A limit of its own is told as it is, and so is another.
+        // An overrun of the call's own limit is reported unchanged, and so is one of another limit.
         let own = bytes("own");
         let first = disk_quota.charge(&own, ran(10, 0, passed(BYTES, 60, 61)));
         assert_eq!((first.overrun, left(&own)), (passed(BYTES, 60, 61), Some(39)));
@@ -199,7 +201,7 @@ mod tests {
         assert_eq!(disk_quota.charge(&one, ran(5, 50, None)).overrun, None);
         assert_eq!((left(&one), left(&files("two"))), ((Some(9), Some(50)), (Some(9), Some(60))));
         assert_eq!(disk_quota.charge(&one, ran(0, 50, None)).overrun, None);
-        // All are there: who makes none goes on, and who makes one has passed the limit.
+        // The quota is used up: a call that makes no file is fine, a call that makes one passes the limit.
         assert_eq!((disk_quota.charge(&one, ran(0, 0, None)).overrun, left(&one)), (None, (Some(9), Some(0))));
         assert_eq!(disk_quota.charge(&one, ran(0, 1, None)).overrun, session_passed(FILES, 100, 1, 101));
         assert_eq!(disk_quota.charge(&one, ran(0, 3, passed(FILES, 0, 2))).overrun, session_passed(FILES, 100, 3, 104));

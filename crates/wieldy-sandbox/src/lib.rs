@@ -1,14 +1,66 @@
-//! Starts, confines, measures and ends the processes of calls.
+//! Starts, isolates, limits, measures and ends the processes of calls.
 //!
-//! The isolation levels are in `levels/`: [`Unconfined`], [`Native`], [`Oci`], with the feature `firecracker` virtual machines, and
-//! [`Unavailable`]. Each is put together from the layers, which know nothing of it:
+//! An isolation level ([`Unconfined`], [`Native`], [`Oci`], `Firecracker`) implements the port `Sandbox`. The levels
+//! are built from layers: a level imports layers and never another level, and a layer imports no level. The modules in
+//! reading order:
 //!
-//! - `pool` keeps the sandboxes of sessions, `disk_quota` and `limits` count and judge their use, `state_dir` holds their files.
-//! - `view` plans and mounts the file tree that programs see; `filter` has the rules of seccomp and Landlock.
-//! - `supervise` runs commands in processes of its own and ends everything that they start; `denials` finds out what they were refused.
-//! - `cgroup` limits and measures; [`proxy`] is the way to listed hosts.
+//! | levels | |
+//! | --- | --- |
+//! | `levels/none.rs` | supervised processes without isolation |
+//! | `levels/native/mod.rs` | namespaces, mounts, Landlock, seccomp and cgroups; makes sandboxes and warm inits |
+//! | `levels/native/sandbox.rs` | one native sandbox: its init, supervisors, cgroups and proxy; runs its commands |
+//! | `levels/native/warm.rs` | inits started before the workspace is known |
+//! | `levels/native/rest.rs` | removes the placeholders of idle sandboxes, and restores them before the next command |
+//! | `levels/native/{idmap,cgroup_parent,options}.rs` | id-mapped mounts; cgroups above several sandboxes; settings |
+//! | `levels/oci/` | containers of runc, crun, youki and gVisor |
+//! | `levels/firecracker/` | virtual machines (feature `firecracker`) |
+//! | `levels/unavailable.rs` | a level that cannot be used here: returns the reason and a hint |
+//! | `probe/` | tries levels, kernel features and cgroups on this machine, for `wieldy doctor` |
 //!
-//! [`probe`] tries all of it on this machine. This is the only crate with `unsafe` code, which is in `sys.rs` and nowhere else.
+//! | sandboxes | |
+//! | --- | --- |
+//! | `pool.rs` | the sandboxes of a level: each built once by the first call that needs it; idle ones are evicted |
+//! | `disk_quota.rs` | bytes and files that all calls of a session may write together |
+//! | `limits.rs` | usage of a command, and the limit that it passed |
+//! | `state_dir.rs` | the folder of an executor's containers and guests; removes those of dead executors |
+//!
+//! | file tree of a sandbox | |
+//! | --- | --- |
+//! | `view/plan.rs` | the mount plan: the steps that build the file tree, as a value |
+//! | `view/planner.rs`, `view/planner/protect.rs` | makes the plan of a confinement; the protected paths in it |
+//! | `view/plan_cache.rs` | cached plans, used again while the host's files are unchanged |
+//! | `view/host.rs` | reads the host's files for the planner |
+//! | `view/system_paths.rs`, `view/secret_scan.rs` | system folders and their secrets; secrets deep in workspaces |
+//! | `view/placeholders.rs`, `view/placeholders/` | files made on the host to mount over: locks, marks, removal |
+//! | `view/masked.rs` | checks that hidden and protected files are still the files that were masked |
+//! | `view/mounts.rs` | carries a plan out in a mount namespace |
+//! | `view/identity.rs` | uids and gids of a sandbox's processes, inside and outside |
+//! | `view/path_lookup.rs` | the access that a plan gives to a path |
+//!
+//! | kernel filters | |
+//! | --- | --- |
+//! | `filter/syscalls.rs` | lists of allowed and refused system calls |
+//! | `filter/seccomp.rs`, `filter/oci_profile.rs` | the seccomp filter from these lists; the same as an OCI profile |
+//! | `filter/landlock.rs` | Landlock rules: a second lock on the files |
+//!
+//! | processes | |
+//! | --- | --- |
+//! | `supervise/fork_server.rs` | beside the executor: makes inits and supervisors, reaps them, cleans up |
+//! | `supervise/init.rs` | process 1 of a native sandbox: mounts, drops privileges, makes supervisors |
+//! | `supervise/supervisor.rs` | runs one command at a time, as the subreaper of its process tree |
+//! | `supervise/tree.rs` | signals, reaps and kills that tree |
+//! | `supervise/watch.rs`, `supervise/memory.rs` | limits that no cgroup enforces: disk, files, memory, processes |
+//! | `supervise/protocol.rs`, `supervise/socket.rs` | messages between these processes; the executor's sockets |
+//! | `supervise/run.rs`, `supervise/pipes.rs` | the executor's side of one command; its input and output |
+//! | `supervise/host_process.rs` | runs programs of OCI runtimes and Firecracker, outside of every sandbox |
+//! | `supervise/namespaces.rs` | names the kernel setting that forbids namespaces |
+//!
+//! | denials, cgroups, network, system calls | |
+//! | --- | --- |
+//! | `denials/files.rs`, `denials/network.rs` | files and hosts that a command was refused |
+//! | `cgroup/` | the tree of cgroups (v1, v2, hybrid): limits, usage, removal of those of dead executors |
+//! | [`proxy`] | the HTTP proxy to listed hosts, the only way out of a sandbox |
+//! | `sys.rs` | system calls that need `unsafe`; no other source file has it |
 #![deny(unsafe_code)]
 
 mod levels;
@@ -49,7 +101,8 @@ pub use supervise::socket::{EarlyForkServer, finish};
 pub use view::placeholders::is_placeholder;
 pub use view::placeholders::sweep::sweep_placeholders;
 
-/// Becomes the helper process that a program was started as, by its name; returns for every other name. `words` are the arguments.
+/// Runs as a helper process and never returns, if this program was started by the name of one. `words` returns the
+/// arguments.
 fn become_helper(name: &CStr, words: impl FnOnce() -> Vec<CString>) {
     if name == supervise::fork_server::NAME {
         supervise::fork_server::live()

@@ -1,4 +1,5 @@
-//! The use of a run and the limit that it passed, from the report of its supervisor and the counters of its cgroup.
+//! Combines the report of a supervisor with the counters of the cgroup: the usage of a command, and the limit that it
+//! passed.
 
 use wieldy_core::{Ended, Overrun, ResourceLimits, Usage};
 
@@ -6,18 +7,22 @@ use crate::cgroup::{GroupLimits, Peak, Used, Whose};
 use crate::supervise::protocol::{Limit, RunReport};
 use crate::supervise::watch::BLOCK_BYTES;
 
-/// What a group may use in which so many processes live that are not a command's.
+/// Returns the limits of a cgroup that also contains `residents` processes of no command.
 pub(crate) fn group_limits(limits: &ResourceLimits, residents: u64) -> GroupLimits {
     let ResourceLimits { cpu_millicores, memory_bytes, processes, .. } = *limits;
     GroupLimits { cpu_millicores, memory_bytes, processes: processes.map(|count| count.saturating_add(residents)) }
 }
 
-/// What the supervisor saw of a run, and what the kernel counted of its group, which is more exact. Of what was read, the supervisor saw only what those
-/// processes did that were waited for; kernels that count it for no group say 0. What was written is counted for a group when the
-/// page cache is emptied, which may be during another call.
+/// Returns the usage of a run: the counters of its cgroup where there are any, which are more exact, otherwise the
+/// supervisor's figures.
 ///
-/// Kernels that cannot forget a peak (cgroup v2 before 6.12) or keep none (of processes) do not tell it for each call of a session. Then it
-/// is the most that anybody saw: the kernel before and after the call, the supervisor in the largest process and at its looks.
+/// Bytes read are the larger of both: the supervisor sees only processes that were reaped, and some kernels do not
+/// count reads of a cgroup and report 0. Bytes written are the supervisor's: a cgroup is charged when the page cache is
+/// written back, which may be during another call.
+///
+/// Some kernels cannot reset a peak (cgroup v2 before 6.12) or store none (of processes), and so have no peak of a
+/// single call of a session. Then the peak is the largest figure seen: the kernel's before and after the call, the
+/// supervisor's of the largest process and at its checks.
 pub(crate) fn usage(seen: Usage, used: &Used) -> Usage {
     let peak = |seen: u64, counted: Option<Peak>| counted.map_or(seen, |peak| peak.with_seen(seen));
     Usage {
@@ -29,7 +34,7 @@ pub(crate) fn usage(seen: Usage, used: &Used) -> Usage {
     }
 }
 
-/// What a supervisor measured.
+/// Returns the usage that a supervisor measured.
 pub(crate) fn measured(report: &RunReport) -> Usage {
     Usage {
         cpu_ms: report.cpu_us as f64 / 1e3,
@@ -41,8 +46,9 @@ pub(crate) fn measured(report: &RunReport) -> Usage {
     }
 }
 
-/// Returns the limit that the kernel has seen to, if it had to. Where it does not tell the peak of just this call, that was what is
-/// allowed. A session that passed its limit has used as much as is allowed, and the call its own part of that.
+/// Returns the limit at which the kernel killed or refused a process, if it did. If the peak of this call is not known,
+/// the use is the limit. If the session's limit was passed, the session's use is that limit, and the call's use is its
+/// part of it.
 pub(crate) fn overrun_of_group(used: &Used, own: &ResourceLimits, whole: &ResourceLimits) -> Option<Overrun> {
     let overrun = |limit, whose, own: Option<u64>, whole: Option<u64>, peak: Option<Peak>| match (whose, whole) {
         (Some(Whose::Above), Some(allowed)) => {
@@ -77,13 +83,13 @@ pub(crate) fn overrun(limit: Limit, used: u64, limits: &ResourceLimits, of_sessi
         Limit::Processes => ("processes", limits.processes),
     };
     let allowed = allowed.unwrap_or(used);
-    // Less than is allowed was too much only because earlier commands had used the rest.
+    // A use below the limit was too much only because earlier commands had used the rest.
     Overrun { limit, allowed, used, session_used: (used < allowed).then_some(allowed) }
 }
 
-/// Returns true if an overrun that the kernel counted belongs in the answer. A process that it killed for memory is lost, whatever came
-/// after. A process that it refused to make matters if the command failed. It also explains why a run took too long, and is
-/// then the only one: a run that was stopped has its reason.
+/// Returns true if an overrun that the kernel counted belongs in the result. One of memory does, since the killed
+/// process is lost, unless the run was stopped and so has another reason. One of processes does if the command failed
+/// or was stopped: refused processes may explain why a run took too long.
 pub(crate) fn is_told(overrun: &Overrun, ended: Ended, was_stopped: bool) -> bool {
     match overrun.limit {
         "processes" => ended != Ended::Code(0),

@@ -1,6 +1,6 @@
-//! Runs a test in a process of its own, for tests that change their process for good.
+//! Runs a test in a process of its own, for tests that change their process permanently.
 
-/// Runs the test `name` again in a process of its own; true in that process, where the test should go on.
+/// Runs the test `name` again in a process of its own. Returns true in that process, where the test should go on.
 pub(crate) fn in_own_process(name: &str) -> bool {
     const VARIABLE: &str = "WIELDY_TEST_ALONE";
     if std::env::var(VARIABLE).as_deref() == Ok(name) {
@@ -19,7 +19,7 @@ pub(crate) fn in_own_process(name: &str) -> bool {
 
 const SAID: &str = "said: ";
 
-/// Tells whoever runs the tests something, also from a process of its own.
+/// Prints a line to standard error of the test run, also from a process of its own.
 pub(crate) fn say(line: &str) {
     use std::io::Write;
     writeln!(std::io::stderr(), "{SAID}{line}").expect("someone listens");

@@ -1,7 +1,8 @@
-//! Folders of an executor's containers and guests on the host, and the removal of those that dead executors left.
+//! State folders of executors on the host, with the files of their containers and guests, and the removal of those that
+//! dead executors left.
 //!
-//! A folder is locked as long as its executor lives, and the kernel releases the lock however the executor dies. An executor that gets the
-//! lock of another one's folder knows that this executor is dead.
+//! A folder is locked as long as its executor lives; the kernel releases the lock at any kind of death. An executor
+//! that gets the lock of another one's folder knows that this executor is dead.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -14,16 +15,16 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::mount::{UnmountFlags, unmount};
 use wieldy_core::Level;
 
-/// A driver's own folder; what is in it goes with it.
+/// The state folder of one level of an executor, removed with its content on drop.
 pub(crate) struct StateDir {
     folder: PathBuf,
-    /// Folders of control groups that only the runtime has made, above all those of its containers.
+    /// Cgroup folders that only the runtime made, above those of its containers.
     foreign_groups: Mutex<BTreeSet<PathBuf>>,
     _lock: File,
 }
 
 impl StateDir {
-    /// Makes a home below `state` for containers of the runtime `level`.
+    /// Makes a state folder below `state` for the sandboxes of `level`.
     pub(crate) fn make(state: &Path, level: &str) -> io::Result<Self> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(state)?;
         const TRIES_MAX: usize = 1000;
@@ -34,7 +35,7 @@ impl StateDir {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
                 Err(error) => return Err(error),
             }
-            // Between the two calls somebody could take us for dead and remove the folder.
+            // Between the two calls another executor could take us for dead and remove the folder.
             if let Ok(lock) = locked(&folder) {
                 for inner in ["containers", "lent", "runtime"] {
                     fs::DirBuilder::new().mode(0o711).create(folder.join(inner))?;
@@ -45,22 +46,23 @@ impl StateDir {
         Err(io::Error::other(format!("all names in `{}` are taken", state.display())))
     }
 
-    /// Where the runtime keeps what it knows of its containers.
+    /// Returns the folder in which the runtime stores the state of its containers.
     pub(crate) fn runtime(&self) -> PathBuf {
         self.folder.join("runtime")
     }
 
-    /// The files of one container.
+    /// Returns the folder of one container's files.
     pub(crate) fn container(&self, id: &str) -> PathBuf {
         self.folder.join("containers").join(id)
     }
 
-    /// Where something that is lent to a container can be mounted. Apart from all other files, so that no removal ever walks into it.
+    /// Returns the path to mount a host folder at that a container gets. It is apart from all other files, so that no
+    /// removal walks into it.
     pub(crate) fn lent(&self, id: &str, number: usize) -> PathBuf {
         self.folder.join("lent").join(format!("{id}-{number}"))
     }
 
-    /// Notes control groups that only the runtime has made, to remove them in the end.
+    /// Notes cgroups that only the runtime made, to remove them at the end.
     pub(crate) fn note_groups(&self, above: impl Iterator<Item = PathBuf>) {
         self.foreign_groups.lock().unwrap_or_else(PoisonError::into_inner).extend(above);
     }
@@ -74,8 +76,8 @@ impl Drop for StateDir {
     }
 }
 
-/// Removes the folders that dead executors left in `state`, after `forget` has ended the sandboxes in each; one for which that returns
-/// false stays. Returns the number of those that were removed.
+/// Removes the folders that dead executors left in `state`, and returns their number. Calls `forget` first, which ends
+/// the sandboxes of a folder; if it returns false, the folder stays.
 pub(crate) fn sweep_folder(state: &Path, forget: impl Fn(Level, &Path) -> bool) -> usize {
     let entries = fs::read_dir(state).into_iter().flatten().flatten();
     let dirs = entries.filter_map(|entry| Some((entry.path(), level_of(entry.file_name().to_str()?)?)));
@@ -91,7 +93,8 @@ fn sweep_one(folder: &Path, forget: impl FnOnce() -> bool) -> bool {
     !folder.exists()
 }
 
-/// Unmounts what is lent at a path and removes the place. Never looks into it: as long as it is mounted, it is somebody's workspace.
+/// Unmounts the host folder at a path, and removes the empty mount point. Never removes content: while mounted, it is a
+/// user's workspace.
 pub(crate) fn give_back(path: &Path) {
     while unmount(path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW).is_ok() {}
     let _ = fs::remove_dir(path).or_else(|_| remove_empty_file(path));
@@ -105,13 +108,13 @@ fn remove_empty_file(path: &Path) -> io::Result<()> {
 fn clear(folder: &Path) {
     let lent = folder.join("lent");
     fs::read_dir(&lent).into_iter().flatten().flatten().for_each(|entry| give_back(&entry.path()));
-    // Where something is still lent, its place stays, and the home with it.
+    // If something is still mounted, its mount point stays, and the state folder with it.
     if fs::remove_dir(&lent).is_ok() || !lent.exists() {
         let _ = fs::remove_dir_all(folder);
     }
 }
 
-/// The level of a home's driver, if this is the name of a home: `<level>-<process>-<number>`.
+/// Returns the level if this is the name of a state folder: `<level>-<process>-<number>`.
 fn level_of(name: &str) -> Option<Level> {
     let mut parts = name.split('-');
     let (level, process, number) = (parts.next()?, parts.next()?, parts.next()?);
@@ -119,7 +122,7 @@ fn level_of(name: &str) -> Option<Level> {
     level.parse().ok().filter(|_| is_state_dir)
 }
 
-/// Locks a folder that is still where it was.
+/// Opens and locks a folder; fails if the path has another folder by then.
 fn locked(folder: &Path) -> io::Result<File> {
     let file = File::open(folder)?;
     flock(&file, FlockOperation::NonBlockingLockExclusive)?;

@@ -1,4 +1,4 @@
-//! Looking at this machine: which controllers there are, which of them we may use, and why not the others.
+//! Probes this machine: the controllers that it has, those that we may use, and the reasons for the others.
 
 use std::fs::{self, File};
 use std::io;
@@ -16,7 +16,7 @@ use super::{Controller, Finding, Group, Kind, Place, Reason, Version, folder};
 /// The group to which an executor moves itself on v2.
 const MAIN: &str = "wieldy-main";
 
-/// What was found, with the executor's own group in every mount in use.
+/// The findings, with the executor's own group in every mount in use.
 pub(super) struct Found {
     pub(super) kind: Kind,
     pub(super) findings: Vec<Finding>,
@@ -25,7 +25,7 @@ pub(super) struct Found {
     pub(super) own: Group,
 }
 
-/// Looks at where this process is and makes the executor's own group wherever that works.
+/// Finds the group of this process, and makes the executor's own group in every mount that allows it.
 pub(super) fn find() -> Found {
     let text = |path| fs::read_to_string(path).unwrap_or_default();
     let mut mounts = mounts(&text("/proc/self/cgroup"), &text("/proc/self/mountinfo"));
@@ -56,12 +56,12 @@ fn kind(mounts: &[Mount]) -> Kind {
     }
 }
 
-/// Which mount a controller is used in.
+/// Returns the mount in which a controller is used.
 fn choose(mounts: &[Mount], controller: Controller) -> Option<usize> {
     let v1 = mounts.iter().position(|mount| mount.version == Version::V1 && mount.has(controller));
     let v2 = mounts.iter().position(|mount| mount.version == Version::V2);
     match controller {
-        // v2 kills a group by one write, v1 can but freeze it.
+        // v2 kills a group by one write, v1 can only freeze it.
         Controller::Kill => v2.or(v1),
         _ => v1.or(v2),
     }
@@ -74,7 +74,7 @@ impl Mount {
 }
 
 impl Controller {
-    /// What the kernel calls the controller, and the file of a group that shows that the group has it.
+    /// Returns the kernel's name of the controller, and the file by which a group shows that it has the controller.
     fn names(self, version: Version) -> (&'static str, &'static str) {
         match (version, self) {
             (Version::V1, Self::Cpu) => ("cpu", "cpu.cfs_quota_us"),
@@ -93,12 +93,12 @@ impl Controller {
     }
 }
 
-/// What has been found so far.
+/// The findings so far.
 struct Search {
     layout: Layout,
     bases: Vec<PathBuf>,
     homes: Vec<Home>,
-    /// The executor's, in every mount.
+    /// The number in the names of the executor's folders, the same in every mount.
     number: usize,
     reasons: [Option<Reason>; Controller::ALL.len()],
 }
@@ -122,7 +122,7 @@ impl Search {
             Err(error) => return refuse(&why_not(&error, &base, mount.version)),
         };
         if mount.version == Version::V1 && wanted.contains(&Controller::Memory) {
-            // Before 5.11 the limit of a group did not hold for those below it unless it was asked for.
+            // Before 5.11 the limit of a group held for those below it only if this was set.
             let _ = folder::write(&home.folder, "memory.use_hierarchy", "1");
         }
         let index = self.homes.len();
@@ -161,7 +161,7 @@ impl Search {
     }
 }
 
-/// Whether the executor's group, just made, has the controller and lets us use it.
+/// Checks that the executor's new group has the controller and lets us use it.
 fn check(home: &Path, controller: Controller, version: Version) -> Result<(), Reason> {
     let (name, file) = controller.names(version);
     let path = home.join(file);
@@ -180,7 +180,8 @@ fn check(home: &Path, controller: Controller, version: Version) -> Result<(), Re
     }
 }
 
-/// The folder of a v2 tree in which groups can be made that have the controllers, as far as that can be: then why not.
+/// Returns the folder of a v2 tree in which groups with these controllers can be made. If some cannot be passed on,
+/// also returns the reason.
 fn make_base(own_folder: &Path, wanted: &[Controller]) -> (PathBuf, Option<Reason>) {
     // Another executor of this process, or of its parent, has moved us.
     let moved = own_folder.file_name().is_some_and(|name| name == MAIN);
@@ -194,7 +195,7 @@ fn make_base(own_folder: &Path, wanted: &[Controller]) -> (PathBuf, Option<Reaso
     let enabled: Vec<&str> = missing.into_iter().filter(|name| has(&here, name)).collect();
     let obstacle = if enabled.is_empty() { None } else { pass_on(base, &enabled).err() };
     let obstacle = obstacle.or_else(|| {
-        // Nobody stands above the root who could have given them.
+        // The root has no group above it that could have given them.
         let given = base.join("cgroup.type").exists();
         (given && !absent.is_empty()).then(|| Reason {
             problem: format!("`{}` was not given the controllers `{}`", base.display(), absent.join("`, `")),
@@ -204,7 +205,7 @@ fn make_base(own_folder: &Path, wanted: &[Controller]) -> (PathBuf, Option<Reaso
     (base.to_owned(), obstacle)
 }
 
-/// Lets the children of a v2 group have controllers, which needs a group without processes unless it is the root.
+/// Passes controllers on to the children of a v2 group, which needs a group without processes unless it is the root.
 fn pass_on(base: &Path, names: &[&str]) -> Result<(), Reason> {
     let enable = || names.iter().try_for_each(|name| folder::enable(base, name));
     let explain = |error: &io::Error| why_not(error, base, Version::V2);
@@ -235,13 +236,13 @@ fn pass_on(base: &Path, names: &[&str]) -> Result<(), Reason> {
     })
 }
 
-/// The processes in this group itself.
+/// Returns the processes in this group itself.
 fn folder_processes(folder: &Path) -> Vec<Pid> {
     let text = folder::read(folder, "cgroup.procs").unwrap_or_default();
     text.lines().filter_map(|line| Pid::from_raw(line.parse().ok()?)).collect()
 }
 
-/// Why a folder or file cannot be used, from the error that came of it.
+/// Returns the reason why a folder or file cannot be used, from the error that it caused.
 fn why_not(error: &io::Error, path: &Path, version: Version) -> Reason {
     let shown = path.display();
     match (error.kind(), version) {
@@ -263,7 +264,7 @@ fn why_not(error: &io::Error, path: &Path, version: Version) -> Reason {
     }
 }
 
-/// How to get a group of one's own from systemd.
+/// Returns the hint for getting an own group from systemd.
 fn delegate() -> String {
     let user = if geteuid().is_root() { "" } else { "--user " };
     format!("start with `systemd-run {user}--scope -p Delegate=yes …`")
@@ -273,7 +274,7 @@ fn delegate() -> String {
 mod tests {
     use super::*;
 
-    /// The kind, and for each controller the folder that it is looked for in.
+    /// Returns the kind, and for each controller the folder in which it is looked for.
     fn looked_for(memberships: &str, table: &str) -> (Kind, Vec<String>) {
         let mounts = mounts(memberships, table);
         let shown = Controller::ALL.into_iter().filter_map(|it| {

@@ -1,4 +1,4 @@
-//! What is done with the folder of a group, whoever's it is: add, list, kill, empty, remove.
+//! Works on the folder of any group: adds, lists and kills processes, drops caches, removes the folder.
 
 use std::fs;
 use std::io;
@@ -11,30 +11,30 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::{Version, explained};
 
-/// A process that was killed and is not gone by then hangs in the kernel.
+/// The time after which a killed process hangs in the kernel.
 const KILL_PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long the kernel may take to notice that a group is empty.
+/// The maximum time that the kernel takes to notice that a group is empty.
 const REMOVE_PATIENCE: Duration = Duration::from_millis(250);
 
-/// Page cache below this is not worth the milliseconds that it takes to let go of it.
+/// The minimum page cache that is worth the milliseconds that dropping it takes.
 const SETTLE_BYTES_MIN: u64 = 4 << 20;
 
 /// Writes a value to a file of a group.
 pub(super) fn write(folder: &Path, file: &str, value: &str) -> io::Result<()> {
-    // Not `fs::write`, which asks for the file to be made and emptied: neither means anything here.
+    // Not `fs::write`, which also creates and truncates the file: neither means anything here.
     let opened = fs::OpenOptions::new().write(true).open(folder.join(file));
     let written = opened.and_then(|file| file.write_at(value.as_bytes(), 0));
     written.map(drop).map_err(|error| unwritten(error, folder, file, value))
 }
 
-/// The error of a write that failed.
+/// Returns the error of a failed write.
 pub(super) fn unwritten(error: io::Error, folder: &Path, file: &str, value: &str) -> io::Error {
     let kind = error.kind();
     io::Error::new(kind, Unwritten { error, value: value.to_owned(), path: folder.join(file) })
 }
 
-/// Keeps the error of the system, as the callers look at its number.
+/// A failed write, with the system's error: callers need its number.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write `{value}` to `{path}`: {error}", path = path.display())]
 struct Unwritten {
@@ -43,7 +43,7 @@ struct Unwritten {
     path: PathBuf,
 }
 
-/// The number that the system gave as the reason for a failed [`write`].
+/// Returns the system's error number of a failed [`write`].
 pub(super) fn errno(error: &io::Error) -> Option<rustix::io::Errno> {
     let unwritten = error.get_ref().and_then(|inner| inner.downcast_ref::<Unwritten>());
     rustix::io::Errno::from_io_error(unwritten.map_or(error, |unwritten| &unwritten.error))
@@ -75,12 +75,12 @@ pub(super) fn holds(folder: &Path, pid: Pid) -> bool {
     text.lines().any(|line| line.parse() == Ok(pid.as_raw_pid()))
 }
 
-/// The processes in this group and below it.
+/// Returns the processes in this group and below it.
 pub(super) fn processes(folder: &Path) -> Vec<Pid> {
     let mut found = Vec::new();
-    // A group that is gone holds nothing.
+    // A removed group has no processes.
     let text = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
-    // A process that has no number in our own namespace is shown as 0.
+    // A process without a number in our own namespace is listed as 0.
     found.extend(text.lines().filter_map(|line| Pid::from_raw(line.parse().ok()?)));
     for child in children(folder) {
         found.extend(processes(&child));
@@ -88,18 +88,18 @@ pub(super) fn processes(folder: &Path) -> Vec<Pid> {
     found
 }
 
-/// The folders of the groups right below.
+/// Returns the folders of the groups right below.
 pub(super) fn children(folder: &Path) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
     let folders = entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
     folders.map(|entry| entry.path()).collect()
 }
 
-/// Kills everything in these folders, which are one group's, and below them; returns when all are empty.
+/// Kills everything in these folders of one group and below them; returns when all are empty.
 pub(super) fn kill(folders: &[PathBuf]) -> io::Result<()> {
     let deadline = Instant::now() + KILL_PATIENCE;
     let mut pause = Duration::from_micros(100);
-    // One write kills all of them and whatever they fork meanwhile. A group that it cannot kill is killed below.
+    // One write kills all processes, including those that they fork meanwhile. If it fails, they are killed below.
     let at_once = folders.iter().any(|folder| write(folder, "cgroup.kill", "1").is_ok());
     for round in 0.. {
         let held = (!at_once || round > 5).then(|| Held::new(folders));
@@ -110,7 +110,7 @@ pub(super) fn kill(folders: &[PathBuf]) -> io::Result<()> {
         if held.is_some() {
             left.iter().for_each(|folder| kill_one_by_one(folder));
         }
-        // Frozen processes die when they are let go.
+        // Frozen processes die when they are thawed.
         drop(held);
         if Instant::now() > deadline {
             let problem = format!("processes {:?} do not end after SIGKILL", processes(left[0]));
@@ -122,9 +122,9 @@ pub(super) fn kill(folders: &[PathBuf]) -> io::Result<()> {
     Ok(())
 }
 
-/// Keeps a group from forking while it is killed one by one, with all means that there are.
+/// A guard that keeps a group from forking while its processes are killed one by one, by all means that there are.
 struct Held<'a> {
-    /// What to write where in the end.
+    /// The writes that end this: folder, file and value.
     undo: Vec<(&'a PathBuf, &'static str, String)>,
 }
 
@@ -160,7 +160,8 @@ fn kill_one_by_one(folder: &Path) {
     let ourselves = rustix::process::getpid();
     for some in processes(folder).chunks(64) {
         let handles: Vec<_> = some.iter().map(|pid| (*pid, pidfd_open(*pid, PidfdFlags::empty()))).collect();
-        // A number may have passed on to a stranger before its handle was opened. Whoever is still listed is meant.
+        // A number may belong to another process since before its handle was opened, so kill only processes that are
+        // still listed.
         let still = processes(folder);
         for (pid, handle) in handles {
             if let Ok(handle) = handle
@@ -173,7 +174,7 @@ fn kill_one_by_one(folder: &Path) {
     }
 }
 
-/// Lets go of page cache that is charged to the group, if it is much.
+/// Drops page cache that is charged to the group, if it is much.
 pub(super) fn settle(folder: &Path, version: Version) {
     let (now, stat) = match version {
         Version::V1 => ("memory.usage_in_bytes", ["total_inactive_file ", "total_active_file "]),
@@ -189,14 +190,14 @@ pub(super) fn settle(folder: &Path, version: Version) {
     if cached < SETTLE_BYTES_MIN {
         return;
     }
-    // What cannot be let go of now stays, and counts for whoever comes next: that is true as well.
+    // Cache that cannot be dropped now stays and counts for the next call, which is also correct.
     let _ = match version {
         Version::V1 => write(folder, "memory.force_empty", "0"),
         Version::V2 => write(folder, "memory.reclaim", &cached.to_string()),
     };
 }
 
-/// Removes a group and all groups below it. Fails if something runs in one of them.
+/// Removes a group and all groups below it. Fails if processes run in one of them.
 pub(super) fn remove(folder: &Path) -> io::Result<()> {
     if fs::remove_dir(folder).is_ok() {
         return Ok(());
@@ -209,7 +210,7 @@ pub(super) fn remove(folder: &Path) -> io::Result<()> {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             Err(error) => error,
         };
-        // The last process may be gone from the list and not yet from the group.
+        // The last process may be gone from the list but not yet from the group.
         if Instant::now() > deadline || !processes(folder).is_empty() {
             return Err(explained(&error, format_args!("remove the control group `{}`", folder.display())));
         }

@@ -1,4 +1,4 @@
-//! One place in the tree: a folder in each mount in use, made together and removed together.
+//! A group in the tree: a folder in each mount in use, all made together and removed together.
 
 use std::fs;
 use std::io;
@@ -14,8 +14,8 @@ use super::{Controller, Version, explained, folder, limits, meter};
 
 /// A group of processes, whose limits hold for it and everything below it together.
 ///
-/// It removes itself when it and its children are dropped, as far as nothing runs in it any more. On cgroup v2 processes
-/// live only in groups without children: add them to a child.
+/// It is removed when it and its children are dropped, unless processes still run in it. On cgroup v2 processes live
+/// only in groups without children: add them to a child.
 #[derive(Clone)]
 pub(crate) struct Group {
     node: Arc<Node>,
@@ -24,46 +24,46 @@ pub(crate) struct Group {
 /// Open files of a group by which processes can enter it.
 #[derive(Default)]
 pub(crate) struct WaysIn {
-    /// The folder on cgroup v2, which a new process can be started in.
+    /// The folder on cgroup v2, in which a new process can be started.
     pub(crate) folder: Option<OwnedFd>,
-    /// The files `tasks` on v1, by which the thread that writes `0` to them joins.
+    /// The `tasks` files on v1: a thread joins by writing `0` to them.
     pub(crate) tasks: Vec<OwnedFd>,
 }
 
-/// A group that goes whether or not somebody knows it like this.
+/// A weak reference to a group, which does not keep the group from being removed.
 pub(crate) struct KnownGroup {
     node: Weak<Node>,
 }
 
 impl KnownGroup {
-    /// The group, if it is still there.
+    /// Returns the group if it still exists.
     pub(crate) fn get(&self) -> Option<Group> {
         self.node.upgrade().map(|node| Group { node })
     }
 }
 
-/// Which mounts are in use, and for what.
+/// The mounts in use and their controllers.
 pub(super) struct Layout {
-    /// Of each mount in use.
+    /// The version of each mount in use.
     pub(super) versions: Vec<Version>,
-    /// For each controller, by the order of [`Controller::ALL`], which mount.
+    /// The mount of each controller, in the order of [`Controller::ALL`].
     pub(super) places: [Option<usize>; Controller::ALL.len()],
     /// The controllers that a v2 group passes on to its children, by the kernel's names.
     pub(super) passed_on: Vec<&'static str>,
-    /// Held while quotas change, as one group's depends on those above and below it.
+    /// Held while quotas change, since one group's quota depends on those above and below it.
     pub(super) quotas: Mutex<()>,
 }
 
-/// A group as its children know it: it stays until the last of them is gone.
+/// A group as its children refer to it: it exists until the last of them is gone.
 pub(super) struct Node {
     pub(super) layout: Arc<Layout>,
-    /// One for each mount in use.
+    /// The folders, one for each mount in use.
     folders: Vec<PathBuf>,
     pub(super) parent: Option<Arc<Node>>,
     children: Mutex<Vec<Weak<Node>>>,
-    /// Whether children get the controllers of v2.
+    /// True if children get the controllers of v2.
     passes_on: Mutex<bool>,
-    /// The limits as they were set last.
+    /// The limits that were set last.
     pub(super) applied: Mutex<GroupLimits>,
     pub(super) quota: Quota,
     pub(super) limit_files: limits::Files,
@@ -71,12 +71,12 @@ pub(super) struct Node {
 }
 
 impl Group {
-    /// The executor's own group, in folders that were just made.
+    /// Returns the executor's own group, in folders that were just made.
     pub(super) fn own(layout: Layout, folders: Vec<PathBuf>) -> Self {
         Self { node: Arc::new(Node::new(Arc::new(layout), folders, None)) }
     }
 
-    /// Makes a group below this one: what this one is limited to holds for the sum of its children.
+    /// Makes a group below this one. The limits of this one hold for the sum of its children.
     pub(crate) fn child(&self, name: &str) -> io::Result<Self> {
         let good = (1..=100).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
         if !good {
@@ -98,24 +98,25 @@ impl Group {
         Ok(Self { node })
     }
 
-    /// Sets the limits of this group, and takes away those set before that are not named now.
+    /// Sets the limits of this group, and removes earlier limits that are not named now.
     ///
-    /// A limit whose controller cannot be used is left out: [`super::Hierarchy::findings`] tells which those are.
+    /// A limit whose controller cannot be used is left out: [`super::Hierarchy::findings`] lists these controllers.
     pub(crate) fn set(&self, limits: &GroupLimits) -> io::Result<()> {
         limits::set(&self.node, limits)
     }
 
-    /// Moves a process here, with all of its threads. Its later children start here; those it has stay where they are.
+    /// Moves a process here, with all of its threads. Its later children start here; its existing ones stay where they
+    /// are.
     ///
-    /// This takes 10 to 20 ms where the kernel has to wait for all of its processors first, and next to nothing for a process
+    /// This takes 10 to 20 ms if the kernel has to wait for all processors first, and next to nothing for a process
     /// that came here by [`Group::ways_in`].
     pub(crate) fn add(&self, pid: Pid) -> io::Result<()> {
         let elsewhere = self.node.folders.iter().filter(|folder| !folder::holds(folder, pid));
         elsewhere.into_iter().try_for_each(|folder| folder::add(folder, pid))
     }
 
-    /// Opens the files by which a process with one thread can start or join here by itself. Unlike [`Group::add`] that waits for
-    /// no other processor. Files that cannot be opened are left out.
+    /// Opens the files by which a process with one thread can start or join here by itself. Unlike [`Group::add`], this
+    /// waits for no other processor. Files that cannot be opened are left out.
     pub(crate) fn ways_in(&self) -> WaysIn {
         let mut ways = WaysIn::default();
         for (folder, version) in self.node.folders.iter().zip(&self.node.layout.versions) {
@@ -130,32 +131,32 @@ impl Group {
         ways
     }
 
-    /// Notes the counters and forgets the peaks, so that [`Group::used`] can tell what came after.
+    /// Records the counters and resets the peaks, so that [`Group::used`] can return later usage.
     pub(crate) fn begin(&self) -> Meter {
         meter::begin(&self.node)
     }
 
-    /// Begins where the last meter was read, which is cheaper: for groups in which nothing runs in between.
+    /// Begins at the last reading of a meter, which is cheaper: for groups in which nothing runs in between.
     pub(crate) fn go_on(&self) -> Meter {
         meter::go_on(&self.node)
     }
 
-    /// Begins anew with processes alone: those that there were before are no longer meant.
+    /// Restarts the measurement of processes alone: earlier processes no longer count.
     pub(crate) fn count_anew(&self, meter: &mut Meter) {
         meter::count_anew(&self.node, meter);
     }
 
-    /// How many processes and threads there are now, if that is counted.
+    /// Returns the current number of processes and threads, if it is counted.
     pub(crate) fn processes_now(&self) -> Option<u64> {
         meter::processes_now(&self.node)
     }
 
-    /// What was used since `meter` was begun.
+    /// Returns the usage since `meter` was begun.
     pub(crate) fn used(&self, meter: &Meter) -> Used {
         meter::used(&self.node, meter)
     }
 
-    /// The processes in this group and below it, without zombies.
+    /// Returns the processes in this group and below it, without zombies.
     #[cfg(test)]
     pub(crate) fn processes(&self) -> Vec<Pid> {
         self.node.folders.first().map_or_else(Vec::new, |folder| folder::processes(folder))
@@ -170,32 +171,32 @@ impl Group {
         folder::kill(&self.node.folders)
     }
 
-    /// Lets go of the page cache that a call left behind and that would count for the next. Takes milliseconds if
-    /// there is much of it, and microseconds if not.
+    /// Drops page cache that a call left behind and that would count for the next call. Takes milliseconds if there is
+    /// much of it, and microseconds if not.
     pub(crate) fn settle(&self) {
         if let Some((version, folder)) = self.node.place(Controller::Memory) {
             folder::settle(folder, version);
         }
     }
 
-    /// The same group, for somebody who does not keep it.
+    /// Returns a weak reference to this group.
     pub(crate) fn known(&self) -> KnownGroup {
         KnownGroup { node: Arc::downgrade(&self.node) }
     }
 
-    /// Closes the files of the group until they are needed again. A peak that v2 had forgotten for a descriptor is known again
-    /// then: only for groups in which nothing is measured.
+    /// Closes the files of the group until they are needed again. On v2, a reset peak is lost with its descriptor, so
+    /// call this only for groups in which nothing is measured.
     pub(crate) fn close_files(&self) {
         self.node.files.close();
         self.node.limit_files.close();
     }
 
-    /// Its folders, one for each mount in use.
+    /// Returns its folders, one for each mount in use.
     pub(crate) fn folders(&self) -> &[PathBuf] {
         &self.node.folders
     }
 
-    /// Removes the group; fails if something still runs in it or it has children, and drops it all the same.
+    /// Removes the group, and drops it in any case. Fails if processes still run in it or it has children.
     #[cfg(test)]
     pub(crate) fn remove(self) -> io::Result<()> {
         let Some(mut node) = Arc::into_inner(self.node) else {
@@ -220,19 +221,19 @@ impl Node {
         }
     }
 
-    /// Where this group has a controller.
+    /// Returns the version and folder in which this group has a controller.
     pub(super) fn place(&self, controller: Controller) -> Option<(Version, &Path)> {
         let index = (*self.layout.places.get(controller as usize)?)?;
         Some((*self.layout.versions.get(index)?, self.folders.get(index)?))
     }
 
-    /// Visits the children that are there, up to the first failure.
+    /// Visits the existing children, up to the first failure.
     pub(super) fn for_each_child(&self, visit: &mut dyn FnMut(&Self) -> io::Result<()>) -> io::Result<()> {
         let children = self.children.lock().expect("no code panics while it holds the children").clone();
         children.iter().filter_map(Weak::upgrade).try_for_each(|child| visit(&child))
     }
 
-    /// Sees to it that children have the controllers of the v2 tree, which a group does not pass on by itself.
+    /// Passes the controllers of the v2 tree on to children, which a group does not do by itself.
     fn pass_on(&self) -> io::Result<()> {
         let mut passes_on = self.passes_on.lock().expect("no code panics while it holds the lock");
         if *passes_on {

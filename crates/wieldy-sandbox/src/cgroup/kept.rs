@@ -1,4 +1,4 @@
-//! Files of a group that are read or written for each call: opened when first needed, and kept open until the group is idle.
+//! Keeps files of a group open that are read or written for each call, from their first use until the group is idle.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::folder;
 
-/// A file that stays open, or that is known not to be there.
+/// A file that stays open, or that is known to be missing.
 #[derive(Default)]
 pub(super) struct Kept(Mutex<State>);
 
@@ -21,17 +21,17 @@ enum State {
     Open(File),
 }
 
-/// Enough for the figures of some hundred disks, the longest of these files.
+/// A buffer for a file. It holds the figures of some hundred disks, the longest of these files.
 pub(super) type Buffer = [MaybeUninit<u8>; 16 * 1024];
 
 impl Kept {
-    /// Uses the first of these files that is there.
+    /// Passes the first of these files that exists to `work`.
     pub(super) fn with<T>(&self, folder: &Path, names: &[&str], work: impl FnOnce(&File) -> T) -> Option<T> {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if matches!(*state, State::Closed) {
             let found = names.iter().find_map(|name| {
                 let path = folder.join(name);
-                // To be written to as well, if that is allowed: some peaks are forgotten that way.
+                // Opened for writing as well, if that is allowed: some peaks are reset by a write.
                 OpenOptions::new().read(true).write(true).open(&path).or_else(|_| File::open(&path)).ok()
             });
             *state = found.map_or(State::Missing, State::Open);
@@ -50,13 +50,13 @@ impl Kept {
         }
     }
 
-    /// What the file says.
+    /// Returns the content of the file.
     pub(super) fn read<'b>(&self, folder: &Path, names: &[&str], buffer: &'b mut Buffer) -> Option<&'b [u8]> {
         let (text, _) = self.with(folder, names, |file| rustix::io::pread(file, &mut buffer[..], 0).ok())??;
         Some(text)
     }
 
-    /// The number that is all the file says.
+    /// Returns the number that is the file's whole content.
     pub(super) fn number(&self, folder: &Path, names: &[&str], buffer: &mut Buffer) -> Option<u64> {
         self.read(folder, names, buffer).and_then(number)
     }
@@ -66,13 +66,13 @@ impl Kept {
         match self.with(folder, &[name], |file| file.write_at(value.as_bytes(), 0)) {
             Some(Ok(_)) => Ok(()),
             Some(Err(error)) => Err(folder::unwritten(error, folder, name, value)),
-            // Tells why it could not be opened.
+            // Returns the error of opening it.
             None => folder::write(folder, name, value),
         }
     }
 }
 
-/// The number that a text begins with.
+/// Returns the number that a text begins with.
 pub(super) fn number(text: &[u8]) -> Option<u64> {
     let digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
     std::str::from_utf8(text.get(..digits)?).ok()?.parse().ok()

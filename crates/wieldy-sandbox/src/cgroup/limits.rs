@@ -1,4 +1,4 @@
-//! The limits of a group: what is written where, and nothing that is written already.
+//! Writes the limits of a group, and only those that changed.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,10 +10,10 @@ use super::group::Node;
 use super::kept::Kept;
 use super::{Controller, Version};
 
-/// What a group may use; `None` is no limit of its own, so that only those above it hold.
+/// The limits of a group. `None` means no limit of its own: only the limits above it hold.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct GroupLimits {
-    /// Thousandths of one processor; 10 at least.
+    /// Thousandths of one processor, at least 10.
     pub(crate) cpu_millicores: Option<u64>,
     /// Memory and swap together.
     pub(crate) memory_bytes: Option<u64>,
@@ -21,13 +21,13 @@ pub(crate) struct GroupLimits {
     pub(crate) processes: Option<u64>,
 }
 
-/// In each period a group may run for its quota.
+/// The period in which a group may run for its quota.
 const PERIOD_US: u64 = 100_000;
 
-/// The kernel takes no less.
+/// The smallest quota that the kernel takes.
 const QUOTA_US_MIN: u64 = 1_000;
 
-/// Stands for no quota.
+/// The value for no quota.
 const NO_QUOTA: u64 = u64::MAX;
 
 /// The files that limits are written to.
@@ -47,7 +47,7 @@ impl Files {
     }
 }
 
-/// The quota of a group on v1, in microseconds for each period. Changed by who holds the layout's lock on all quotas.
+/// The quota of a group on v1, in microseconds for each period. It changes only under the layout's lock on all quotas.
 pub(super) struct Quota {
     wanted: AtomicU64,
     written: AtomicU64,
@@ -59,7 +59,7 @@ impl Default for Quota {
     }
 }
 
-/// Brings the kernel's limits from what was set before to what is wanted now.
+/// Changes the kernel's limits from the last ones to the wanted ones.
 pub(super) fn set(node: &Node, wanted: &GroupLimits) -> io::Result<()> {
     let mut applied = node.applied.lock().expect("no code panics while it holds the limits");
     if applied.processes != wanted.processes {
@@ -92,14 +92,14 @@ fn set_memory(node: &Node, before: Option<u64>, bytes: Option<u64>) -> io::Resul
     }
     let value = bytes.map_or("-1".into(), |bytes| bytes.to_string());
     let memory = || match files.memory.write(folder, "memory.limit_in_bytes", &value) {
-        // More is in use: the kernel gave up too early, as most of it is cache.
+        // More is in use, but most of it is cache: the kernel gave up too early.
         Err(error) if errno(&error) == Some(Errno::BUSY) => {
             write(folder, "memory.force_empty", "0")?;
             files.memory.write(folder, "memory.limit_in_bytes", &value)
         }
         outcome => outcome,
     };
-    // Memory and swap together, which may at no time be less than memory alone.
+    // The limit of memory and swap together, which must never be less than that of memory alone.
     let both = || optional(files.swap.write(folder, "memory.memsw.limit_in_bytes", &value));
     if bytes.unwrap_or(u64::MAX) > before.unwrap_or(u64::MAX) {
         both().and_then(|()| memory())
@@ -108,7 +108,7 @@ fn set_memory(node: &Node, before: Option<u64>, bytes: Option<u64>) -> io::Resul
     }
 }
 
-/// A kernel that does not account for swap has no file for it.
+/// Ignores that a file is missing: a kernel that does not account for swap has none.
 fn optional(written: io::Result<()>) -> io::Result<()> {
     written.or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
 }
@@ -131,20 +131,20 @@ fn quota_us(millicores: Option<u64>) -> u64 {
     millicores.map_or(NO_QUOTA, |count| (count.saturating_mul(PERIOD_US) / 1000).clamp(QUOTA_US_MIN, NO_QUOTA - 1))
 }
 
-/// The quota that the groups above this one leave to it.
+/// Returns the smallest quota of the groups above this one.
 fn quota_above(node: &Node) -> u64 {
     let above = std::iter::successors(node.parent.as_deref(), |parent| parent.parent.as_deref());
     above.map(|parent| parent.quota.written.load(Ordering::Relaxed)).min().unwrap_or(NO_QUOTA)
 }
 
-/// Takes quotas away that are more than a parent's is going to be, which the kernel would refuse.
+/// Removes quotas above a parent's future quota, which the kernel would refuse.
 fn lower(node: &Node, quota: u64) -> io::Result<()> {
     node.for_each_child(&mut |child| lower(child, quota))?;
     if node.quota.written.load(Ordering::Relaxed) > quota { write_quota(node, NO_QUOTA) } else { Ok(()) }
 }
 
-/// Writes the wanted quotas of a group and those below it. Where a parent's is less it holds anyway, so none is written:
-/// v1 refuses a quota above that of a parent.
+/// Writes the wanted quotas of a group and those below it. A quota above a parent's is not written: the parent's holds
+/// anyway, and v1 refuses the higher one.
 fn write_wanted(node: &Node, above: u64) -> io::Result<()> {
     let wanted = node.quota.wanted.load(Ordering::Relaxed);
     write_quota(node, if wanted < above { wanted } else { NO_QUOTA })?;
@@ -160,7 +160,7 @@ fn write_quota(node: &Node, quota: u64) -> io::Result<()> {
     let value = if quota == NO_QUOTA { "-1".into() } else { quota.to_string() };
     let written = match node.limit_files.cpu.write(folder, FILE, &value) {
         Ok(()) => quota,
-        // Somebody gave less to a group above the executor's own: then that holds.
+        // A group above the executor's own has a lower quota, which then holds.
         Err(error) if errno(&error) == Some(Errno::INVAL) && quota != NO_QUOTA => {
             node.limit_files.cpu.write(folder, FILE, "-1")?;
             NO_QUOTA

@@ -1,4 +1,4 @@
-//! What a group used since a moment: counters noted then and read again, on descriptors that stay open.
+//! Measures what a group used since a moment: records counters and reads them again, on descriptors that stay open.
 
 use std::mem::MaybeUninit;
 use std::os::unix::fs::FileExt;
@@ -8,7 +8,7 @@ use super::group::Node;
 use super::kept::{Buffer, Kept, number};
 use super::{Controller, Version};
 
-/// The counters of a group at one moment. One at a time for each group: a new one forgets the peaks of the one before.
+/// The counters of a group at one moment. Only one per group is valid: a new one resets the peaks of the one before.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Meter {
     counters: Counters,
@@ -16,34 +16,34 @@ pub(crate) struct Meter {
     processes: Mark,
 }
 
-/// What was used since a [`Meter`] was begun. `None` is not measured here.
+/// The usage since a [`Meter`] was begun. `None` means not measured here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Used {
-    /// Processor time, of all processors together.
+    /// Processor time of all processors together.
     pub(crate) cpu_us: Option<u64>,
-    /// For how long processes that could run were kept from it by the limit of this group.
+    /// The time in which the limit of this group kept runnable processes from running.
     pub(crate) throttled_us: Option<u64>,
-    /// Memory in use at once, page cache and what the kernel held for the group included.
+    /// Memory in use at once, including page cache and kernel memory for the group.
     pub(crate) memory_peak_bytes: Option<Peak>,
     /// Processes and threads at once.
     pub(crate) processes_peak: Option<Peak>,
-    /// Read from disks. What comes from the page cache is not counted.
+    /// Bytes read from disks. Reads from the page cache are not counted.
     pub(crate) bytes_read: Option<u64>,
-    /// Written to disks. On v1 only what goes past the page cache is counted.
+    /// Bytes written to disks. On v1 only writes that bypass the page cache are counted.
     pub(crate) bytes_written: Option<u64>,
-    /// Processes of this group itself that the kernel killed for want of memory.
+    /// Processes of this group itself that the kernel killed because memory ran out.
     pub(crate) oom_kills: Option<u64>,
-    /// Whose limit was the reason for these kills, if there were any.
+    /// The owner of the limit that caused these kills, if there were any.
     pub(crate) oom_kills_by: Option<Whose>,
-    /// How often a new process or thread was refused. Where the limit of a group above was the reason, kernels from 6.11 on
-    /// count it on v2 only there.
+    /// The number of times that a new process or thread was refused. If the limit of a group above was the reason,
+    /// kernels from 6.11 on count it on v2 only there.
     pub(crate) process_refusals: Option<u64>,
-    /// Whose limit was the reason for these refusals, if there were any.
+    /// The owner of the limit that caused these refusals, if there were any.
     pub(crate) process_refusals_by: Option<Whose>,
 }
 
 impl Used {
-    /// Leaves out processes that are in the group but are not what is measured.
+    /// Subtracts processes that are in the group but are not to be measured.
     pub(crate) fn leave_out(&mut self, residents: u64) {
         if let Some(peak) = &mut self.processes_peak {
             peak.least = peak.least.saturating_sub(residents);
@@ -52,64 +52,65 @@ impl Used {
     }
 }
 
-/// Whose limit it was.
+/// The owner of a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Whose {
-    /// The group's own.
+    /// The group itself.
     Own,
-    /// That of a group above it.
+    /// A group above it.
     Above,
 }
 
-/// The most there was at once. Some kernels cannot forget an earlier peak; then it lies between two figures.
+/// The highest usage at one time. Some kernels cannot reset an earlier peak; then the true value is between two
+/// figures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Peak {
-    /// As much was seen.
+    /// The highest usage that was seen.
     pub(crate) least: u64,
-    /// More there never was; `None` is not known.
+    /// An upper bound, if one is known.
     pub(crate) most: Option<u64>,
 }
 
 impl Peak {
-    /// The peak, if it is known to the last byte.
+    /// Returns the peak if it is known exactly.
     pub(crate) fn exact(self) -> Option<u64> {
         (self.most == Some(self.least)).then_some(self.least)
     }
 
-    /// As much as there was for sure, where somebody else has seen so much.
+    /// Returns the highest certain usage, if another observer has seen this much.
     pub(crate) fn with_seen(self, seen: u64) -> u64 {
         self.least.max(seen.min(self.most.unwrap_or(u64::MAX)))
     }
 }
 
-/// What only grows.
+/// Counters that only grow.
 #[derive(Debug, Clone, Copy, Default)]
 struct Counters {
     cpu_us: Option<u64>,
     throttled_us: Option<u64>,
     oom_kills: Option<u64>,
-    /// How often the group's own memory limit was reached.
+    /// The number of times that the group's own memory limit was reached.
     memory_hits: Option<u64>,
     process_refusals: Option<u64>,
     bytes_read: Option<u64>,
     bytes_written: Option<u64>,
 }
 
-/// A peak and what it is the peak of, at one moment.
+/// A peak and the current usage at one moment.
 #[derive(Debug, Clone, Copy, Default)]
 struct Mark {
-    /// Whether the peak was forgotten at that moment.
+    /// True if the peak was reset at that moment.
     reset: bool,
     peak: Option<u64>,
     now: Option<u64>,
 }
 
 impl Mark {
-    /// The peak since this mark was made.
+    /// Returns the peak since this mark was made.
     fn since(self, peak: Option<u64>, now: impl FnOnce() -> Option<u64>) -> Option<Peak> {
         match (self.peak, peak) {
             (_, Some(peak)) if self.reset => Some(Peak { least: peak, most: Some(peak) }),
-            // It rose, so it is of this time.
+            // The peak rose, so it belongs to this time.
             (Some(before), Some(peak)) if peak > before => Some(Peak { least: peak, most: Some(peak) }),
             (_, most) => self.now.max(now()).map(|least| Peak { least, most: most.map(|most| most.max(least)) }),
         }
@@ -142,19 +143,19 @@ impl Files {
     }
 }
 
-/// What was found when a meter was last read.
+/// The values of the last reading of a meter.
 #[derive(Debug, Clone, Copy)]
 struct Last {
     counters: Counters,
     processes: Mark,
 }
 
-/// Notes the counters and forgets the peaks.
+/// Records the counters and resets the peaks.
 pub(super) fn begin(node: &Node) -> Meter {
     begin_from(node, Last { counters: count(node, &mut [MaybeUninit::uninit(); _]), processes: Mark::default() })
 }
 
-/// The same, with counters and processes as they were when a meter was last read.
+/// Does the same with the counters and processes of the last reading.
 pub(super) fn go_on(node: &Node) -> Meter {
     let last = node.files.last.lock().expect("no code panics while it holds the counters").take();
     last.map_or_else(|| begin(node), |last| begin_from(node, last))
@@ -165,7 +166,7 @@ fn begin_from(node: &Node, last: Last) -> Meter {
     let files = &node.files;
     let memory = node.place(Controller::Memory).map(|(version, folder)| {
         let name = memory_peak_name(version);
-        // v2 forgets it for this one descriptor, from 6.12 on.
+        // v2 resets the peak for this one descriptor, from Linux 6.12 on.
         let reset = files.memory_peak.with(folder, &[name], |file| file.write_at(b"0", 0).is_ok()).unwrap_or(false);
         match reset {
             true => Mark { reset, peak: None, now: None },
@@ -180,18 +181,18 @@ fn begin_from(node: &Node, last: Last) -> Meter {
     Meter { counters: last.counters, memory: memory.unwrap_or_default(), processes }
 }
 
-/// Forgets the processes that there were since the meter was begun.
+/// Restarts the measurement of processes.
 pub(super) fn count_anew(node: &Node, meter: &mut Meter) {
     meter.processes = mark_processes(node, Mark::default());
 }
 
-/// How many processes there are now, if that is counted.
+/// Returns the current number of processes, if it is counted.
 pub(super) fn processes_now(node: &Node) -> Option<u64> {
     let (_, folder) = node.place(Controller::Pids)?;
     node.files.pids_now.number(folder, &["pids.current"], &mut [MaybeUninit::uninit(); _])
 }
 
-/// The peak of processes as it is now, as far as it is not `known`.
+/// Returns the peak and number of processes, read now unless `known`.
 fn mark_processes(node: &Node, known: Mark) -> Mark {
     let mut buffer = [MaybeUninit::uninit(); _];
     let Some((_, folder)) = node.place(Controller::Pids) else { return Mark::default() };
@@ -199,7 +200,7 @@ fn mark_processes(node: &Node, known: Mark) -> Mark {
     Mark { reset: false, peak: known.peak.or_else(peak), now: known.now.or_else(|| processes_now(node)) }
 }
 
-/// What was used since then.
+/// Returns the usage since then.
 pub(super) fn used(node: &Node, meter: &Meter) -> Used {
     let mut buffer = [MaybeUninit::uninit(); _];
     let files = &node.files;
@@ -238,17 +239,17 @@ pub(super) fn used(node: &Node, meter: &Meter) -> Used {
     }
 }
 
-/// Whether a group on v1 had as much memory as its own limit allows. Its kernels do not tell which limit was the reason, and
-/// those of late no longer count how often one was reached.
+/// Returns true if a group on v1 had as much memory as its own limit allows. v1 does not report which limit was the
+/// reason, and recent kernels no longer count how often a limit was reached.
 fn was_out_of_memory(node: &Node, peak: Option<Peak>) -> bool {
-    // The kernel takes memory in advance, and gives back what it cannot have whole.
+    // The kernel takes memory in advance, and gives it back if it cannot have all of it.
     const IN_ADVANCE_BYTES: u64 = 64 * 4096;
     let limit = node.applied.lock().expect("no code panics while it holds the limits").memory_bytes;
     let full = |limit: u64| peak.and_then(|peak| peak.most).is_some_and(|most| most + IN_ADVANCE_BYTES >= limit);
     matches!(node.place(Controller::Memory), Some((Version::V1, _))) && limit.is_some_and(full)
 }
 
-/// Whether there were as many processes as the group's own limit allows.
+/// Returns true if there were as many processes as the group's own limit allows.
 fn was_full(node: &Node, peak: Option<Peak>) -> bool {
     let limit = node.applied.lock().expect("no code panics while it holds the limits").processes;
     limit.is_some_and(|limit| peak.and_then(|peak| peak.most).is_none_or(|most| most >= limit))
@@ -280,7 +281,7 @@ fn count(node: &Node, buffer: &mut Buffer) -> Counters {
             Version::V2 => {
                 let text = files.cpu_time.read(folder, &["cpu.stat"], buffer);
                 counters.cpu_us = text.and_then(|text| field(text, b"usage_usec"));
-                // Is there only where the v2 tree has the controller.
+                // This field exists only if the v2 tree has the controller.
                 counters.throttled_us = text.and_then(|text| field(text, b"throttled_usec"));
             }
         }
@@ -299,7 +300,7 @@ fn count(node: &Node, buffer: &mut Buffer) -> Counters {
             counters.memory_hits = field(text, b"oom");
         }
         if version == Version::V1 {
-            // Memory and swap together reach their limit first, as it is the same as that of memory alone.
+            // Memory and swap together reach their limit first, since it equals the limit of memory alone.
             let names = ["memory.memsw.failcnt", "memory.failcnt"];
             counters.memory_hits = files.memory_hits.number(folder, &names, buffer);
         }
@@ -321,12 +322,12 @@ fn count(node: &Node, buffer: &mut Buffer) -> Counters {
     counters
 }
 
-/// The number behind this key, on a line of its own.
+/// Returns the number after this key, on a line of its own.
 fn field(text: &[u8], key: &[u8]) -> Option<u64> {
     text.split(|byte| *byte == b'\n').find_map(|line| number(line.strip_prefix(key)?.strip_prefix(b" ")?))
 }
 
-/// Bytes read and written, summed over all disks.
+/// Returns the bytes read and written, summed over all disks.
 fn disk_bytes(text: &[u8], version: Version) -> (u64, u64) {
     // v1: `8:0 Read 4096`; v2: `8:0 rbytes=4096 wbytes=0 rios=1 …`
     let (read, written): (&[u8], &[u8]) = match version {

@@ -1,22 +1,23 @@
-//! Reading `/proc/self/cgroup` and `/proc/self/mountinfo`: which trees there are, and where in each of them we are.
+//! Parses `/proc/self/cgroup` and `/proc/self/mountinfo`: the mounted trees, and the place of this process in each of
+//! them.
 
 use std::path::{Path, PathBuf};
 
 use super::Version;
 
-/// A tree of control groups that is mounted and that this process is in.
+/// A mounted tree of control groups that this process is in.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Mount {
     pub(super) version: Version,
-    /// The controllers of a v1 mount by the kernel's names; those of v2 are written in the tree itself.
+    /// The controllers of a v1 mount, by the kernel's names; those of v2 are listed in the tree itself.
     pub(super) controllers: Vec<String>,
-    /// The folder of the group that this process is in, or `None` if it lies outside what is mounted.
+    /// The folder of the group that this process is in, or `None` if it is outside of the mounted part.
     pub(super) folder: Option<PathBuf>,
-    /// Where it is mounted.
+    /// The mount point.
     pub(super) point: PathBuf,
 }
 
-/// The trees that this process is in, from what the kernel says of it.
+/// Returns the trees that this process is in.
 pub(super) fn mounts(memberships: &str, mount_table: &str) -> Vec<Mount> {
     let mut mounts: Vec<Mount> = Vec::new();
     let memberships: Vec<Membership<'_>> = memberships.lines().filter_map(Membership::read).collect();
@@ -25,7 +26,7 @@ pub(super) fn mounts(memberships: &str, mount_table: &str) -> Vec<Mount> {
         let controllers = membership.controllers.iter().map(|&name| name.to_owned()).collect();
         let folder = mounted.folder_of(membership.path);
         let mount = Mount { version: mounted.version, controllers, folder, point: mounted.point };
-        // A tree may be mounted several times. The first is as good as the others, unless we are outside of it.
+        // A tree may be mounted several times. Take the first mount, unless this process is outside of it.
         match mounts.iter_mut().find(|known| known.version == mount.version && known.controllers == mount.controllers) {
             Some(known) if known.folder.is_none() && mount.folder.is_some() => *known = mount,
             Some(_) => {}
@@ -48,7 +49,7 @@ impl<'a> Membership<'a> {
         let (number, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
         match (number, controllers) {
             ("0", "") => Some(Self { version: Version::V2, controllers: Vec::new(), path }),
-            // A tree with a name and no controller (`name=systemd`) is of no use to us.
+            // A tree with a name and no controller (`name=systemd`) cannot limit or measure.
             (_, named) if named.is_empty() || named.starts_with("name=") => None,
             (_, names) => Some(Self { version: Version::V1, controllers: names.split(',').collect(), path }),
         }
@@ -63,7 +64,7 @@ impl<'a> Membership<'a> {
 /// A line of `/proc/self/mountinfo` about control groups.
 struct Mounted<'a> {
     version: Version,
-    /// Which folder of the tree is mounted.
+    /// The folder of the tree that is mounted.
     root: String,
     point: PathBuf,
     options: &'a str,
@@ -84,16 +85,16 @@ impl<'a> Mounted<'a> {
         Some(Self { version, root, point: point.into(), options: after.nth(1)? })
     }
 
-    /// The folder of the group with this path, if it is part of what is mounted.
+    /// Returns the folder of the group with this path, if it is in the mounted part.
     fn folder_of(&self, path: &str) -> Option<PathBuf> {
         let below = Path::new(path).strip_prefix(&self.root).ok()?;
-        // Seen from inside a cgroup namespace, a group outside of it has a path such as `/../other`.
+        // In a cgroup namespace, a group outside of it has a path such as `/../other`.
         let outside = below.components().any(|part| !matches!(part, std::path::Component::Normal(_)));
         (!outside).then(|| if below.as_os_str().is_empty() { self.point.clone() } else { self.point.join(below) })
     }
 }
 
-/// Undoes the kernel's writing of spaces, tabs, line ends and backslashes as three octal digits.
+/// Decodes spaces, tabs, line ends and backslashes, which the kernel writes as three octal digits.
 fn unescaped(text: &str) -> String {
     let mut parts = text.split('\\');
     let mut plain = parts.next().unwrap_or_default().to_owned();

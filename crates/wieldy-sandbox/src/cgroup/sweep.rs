@@ -1,4 +1,4 @@
-//! Executors' groups by name: making one for ourselves, and removing those whose executor is gone.
+//! Makes executors' groups by name, and removes those whose executor is gone.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -10,20 +10,20 @@ use rustix::fs::{FlockOperation, flock};
 
 use super::{explained, folder};
 
-/// An executor's folder, with the lock on it that says to other executors that this one lives.
+/// An executor's folder, with a lock that shows other executors that this one lives.
 pub(super) struct Home {
     pub(super) folder: PathBuf,
     pub(super) lock: File,
 }
 
-/// A number for the executor's folders that no other executor of this process has: so they have the same name in every mount, by which
-/// runtimes of containers find them.
+/// Returns a number that no other executor of this process has. So an executor's folders have the same name in every
+/// mount, by which container runtimes find them.
 pub(super) fn next_number() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Makes a folder for this executor below `base`, under a name of its own: `wieldy-<process>-<its start>-<number>`.
+/// Makes a folder for this executor below `base`, with a unique name: `wieldy-<process>-<its start>-<number>`.
 pub(super) fn make_home(base: &Path, first: usize) -> io::Result<Home> {
     let process = std::process::id();
     let start = start_time(process).unwrap_or(0);
@@ -32,11 +32,11 @@ pub(super) fn make_home(base: &Path, first: usize) -> io::Result<Home> {
         let folder = base.join(format!("wieldy-{process}-{start}-{number}"));
         match fs::create_dir(&folder) {
             Ok(()) => {}
-            // An executor in another process namespace has it.
+            // An executor in another process namespace has this name.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
             Err(error) => return Err(error),
         }
-        // Between the two calls, one who does not see our process could take us for dead and remove the folder.
+        // Between the two calls, an executor that cannot see this process could take it for dead and remove the folder.
         if let Ok(lock) = locked(&folder) {
             return Ok(Home { folder, lock });
         }
@@ -46,10 +46,10 @@ pub(super) fn make_home(base: &Path, first: usize) -> io::Result<Home> {
     Err(explained(&problem, format_args!("make a control group in `{}`", base.display())))
 }
 
-/// The maximal number of groups in each mount that are searched for groups of dead executors: every start pays for it.
+/// The maximum number of groups in each mount that are searched for groups of dead executors: every start pays for it.
 const SEARCHED_MAX: usize = 64;
 
-/// Removes what dead executors left below these folders and around them. Returns how many executors that were.
+/// Removes groups that dead executors left below these folders and around them. Returns the number of these executors.
 pub(super) fn sweep(bases: &[PathBuf]) -> usize {
     let mut left: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
     let searched = bases.iter().flat_map(|base| around(base));
@@ -61,8 +61,8 @@ pub(super) fn sweep(bases: &[PathBuf]) -> usize {
     left.values().filter(|folders| remove_home(folders)).count()
 }
 
-/// The group, those right below it, and the same for each group above it, the nearest first: an executor that is gone may
-/// have run in any of them.
+/// Returns the group, those right below it, and the same for each group above it, the nearest first: a dead executor
+/// may have run in any of them.
 fn around(base: &Path) -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = Vec::new();
     for group in base.ancestors().take_while(|folder| folder.join("cgroup.procs").exists()) {
@@ -78,7 +78,8 @@ fn around(base: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Removes the folders of one executor, unless it lives after all where we cannot see it: in another process namespace.
+/// Removes the folders of one executor, unless it turns out to live in another process namespace, where we cannot see
+/// it.
 fn remove_home(folders: &[PathBuf]) -> bool {
     let locks: Vec<File> = folders.iter().filter_map(|folder| locked(folder).ok()).collect();
     if locks.len() != folders.len() || folder::kill(folders).is_err() {
@@ -93,23 +94,23 @@ fn locked(folder: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Whether this is the name of an executor's group and no process of ours is that executor.
+/// Returns true if this is the name of an executor's group and no process here is that executor.
 fn is_of_dead_process(name: &str) -> bool {
     let Some((process, start)) = executor(name) else { return false };
     start_time(process) != Some(start)
 }
 
-/// The process and its start in the name of an executor's group.
+/// Returns the process and its start from the name of an executor's group.
 fn executor(name: &str) -> Option<(u32, u64)> {
     let mut parts = name.strip_prefix("wieldy-")?.split('-');
     let (process, start, number) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?, parts.next()?);
     (number.parse::<usize>().is_ok() && parts.next().is_none()).then_some((process, start))
 }
 
-/// When a process started, in the kernel's ticks since the machine did.
+/// Returns the start of a process, in the kernel's ticks since boot.
 fn start_time(process: u32) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // The command's name comes before, in parentheses, and may contain anything.
+    // The command's name comes first, in parentheses, and may contain any characters.
     let (_, after_name) = status.rsplit_once(')')?;
     after_name.split_whitespace().nth(19)?.parse().ok()
 }

@@ -1,8 +1,8 @@
-//! Finds out which files a command was refused. The kernel tells only the program, which may report it in its output.
+//! Finds out which files a command was refused. The kernel reports this only to the program, which may print it.
 //!
-//! When a command has failed, the end of its output is searched for the C library's error messages and the path beside them. A denial is
-//! reported where the plan of the sandbox refuses this access; a file with permissions that do not allow it is no denial. A program that
-//! prints such messages falsely deceives only the reader of its own result.
+//! When a command has failed, the end of its output is searched for the C library's error messages and the path beside
+//! them. A denial is reported if the plan of the sandbox refuses this access; a file whose permissions do not allow it
+//! is no denial. A program that prints such messages falsely deceives only the reader of its own result.
 
 use std::fs;
 use std::io;
@@ -18,22 +18,25 @@ use crate::view::host::{NOT_SHOWN, on_host};
 use crate::view::path_lookup::{PathAccess, ReadOnly, access_to};
 use crate::view::plan::{Step, host, without_dots};
 
-/// How much of the end is kept.
+/// The number of bytes at the end of the output that are searched.
 const TAIL_BYTES: usize = 4 * 1024;
 
-/// How many breaches a command's words can make: the last ones, which are the nearest to its end.
+/// The maximum number of breaches found in a command's output. Only the last ones are reported, which are the nearest
+/// to its end.
 const BREACHES_MAX: usize = 4;
 
-/// How long a path may be to be reported. None is cut: by a part of it, a secret would not be known for one.
+/// The maximum length of a reported path. Longer paths are dropped, not cut: a part of a secret would not be recognized
+/// as one.
 const PATH_BYTES_MAX: usize = 1024;
 
-/// The code by which shells say that something could not be executed, of which being denied says nothing about writing.
+/// The exit code of shells for a program that cannot be executed; then a denial says nothing about writing.
 const NOT_EXECUTABLE: i32 = 126;
 
-/// Folders that every machine has, and no sandbox shows of itself. Elsewhere, what is missing is most likely missing.
+/// Folders that every host has, and no sandbox shows by itself. A path that is missing elsewhere most likely does not
+/// exist.
 const KEPT_BACK: [&str; 7] = ["/boot", "/home", "/media", "/mnt", "/root", "/srv", "/var"];
 
-/// Hands output on, and keeps the end of it.
+/// A sink that passes output on and keeps the end of it.
 pub(crate) struct FileDenials<'a> {
     output: &'a dyn OutputSink,
     stdout: Mutex<Tail>,
@@ -43,7 +46,7 @@ pub(crate) struct FileDenials<'a> {
 #[derive(Default)]
 struct Tail {
     bytes: Vec<u8>,
-    /// Whether something came before that.
+    /// True if earlier bytes were dropped.
     is_cut: bool,
 }
 
@@ -52,7 +55,8 @@ impl<'a> FileDenials<'a> {
         Self { output, stdout: Mutex::default(), stderr: Mutex::default() }
     }
 
-    /// What a command that ended like this was refused by the plan of its sandbox.
+    /// Returns the breaches of a command that ended like this: accesses that the plan of its sandbox or its network
+    /// refused.
     pub(crate) fn breaches(
         self,
         ended: Ended,
@@ -73,13 +77,13 @@ impl<'a> FileDenials<'a> {
         breaches.split_off(breaches.len().saturating_sub(BREACHES_MAX))
     }
 
-    /// What was complained. Who complains nowhere else does it where it prints: on a terminal, and where both are one stream.
+    /// Returns the end of stderr, or of stdout if stderr is empty (on a terminal, or if both are one stream).
     fn text(self) -> String {
         let of = |tail: Mutex<Tail>| tail.into_inner().unwrap_or_else(PoisonError::into_inner);
         let tail = Some(of(self.stderr)).filter(|tail| !tail.bytes.is_empty()).unwrap_or_else(|| of(self.stdout));
         let from = tail.bytes.len().saturating_sub(TAIL_BYTES);
         let text = without_escapes(&String::from_utf8_lossy(tail.bytes.get(from..).unwrap_or_default()));
-        // Of the first line there may be only the end.
+        // The first line may have lost its beginning.
         let is_whole = from == 0 && !tail.is_cut;
         if is_whole { text } else { text.split_once('\n').map_or("", |(_, rest)| rest).to_owned() }
     }
@@ -97,7 +101,7 @@ impl OutputSink for FileDenials<'_> {
 }
 
 impl Tail {
-    /// Adds bytes, and lets go of what is too much before that is as much again.
+    /// Appends bytes, and drops old ones before the tail exceeds twice its length.
     fn push(&mut self, bytes: &[u8]) {
         let end = bytes.get(bytes.len().saturating_sub(TAIL_BYTES)..).unwrap_or_default();
         let surplus = self.bytes.len().saturating_sub(TAIL_BYTES);
@@ -109,7 +113,7 @@ impl Tail {
     }
 }
 
-/// Where a command ran that ended with this code.
+/// The surroundings of a command that ended with this code.
 struct Place<'a> {
     workspace: &'a Path,
     folder: &'a Path,
@@ -130,7 +134,7 @@ impl Place<'_> {
         breaches
     }
 
-    /// What is true of a complaint, if the plan is the reason.
+    /// Returns the breach that an error line is about, if the plan is the reason.
     fn breach(&self, line: &ErrorLine<'_>) -> Option<Breach> {
         if line.path.len() > PATH_BYTES_MAX {
             return None;
@@ -148,13 +152,14 @@ impl Place<'_> {
             ),
             Word::Denied => match &access_to {
                 PathAccess::Hidden | PathAccess::Outside => true,
-                // Who is denied what everybody may read wanted to write.
+                // All users may read the file, so the command was denied writing.
                 PathAccess::ReadOnly { host, .. } => {
                     self.code != NOT_EXECUTABLE && host.as_deref().is_none_or(everybody_may_read)
                 }
                 PathAccess::Open | PathAccess::Held | PathAccess::Kernel => false,
             },
-            // From inside, what is not shown cannot be told from what does not exist. Nor is it told here: what counts is where it would be.
+            // In the sandbox, a path that is not shown looks like a missing one. The report does not reveal the
+            // difference: only the path counts, not the host's files.
             Word::Missing => {
                 access_to == PathAccess::Outside
                     && KEPT_BACK.iter().any(|folder| Path::new(line.path).starts_with(folder))
@@ -167,7 +172,7 @@ impl Place<'_> {
         Some(Breach::Filesystem { path: shown(&path.to_string_lossy()), reason: reason.into() })
     }
 
-    /// Returns why the plan refuses a path.
+    /// Returns the reason why the plan refuses a path.
     fn reason(&self, access: &PathAccess, path: &Path) -> Option<&'static str> {
         let is_mounted =
             |access_to: &PathAccess| matches!(access_to, PathAccess::ReadOnly { why: ReadOnly::Mounted, .. });
@@ -178,11 +183,12 @@ impl Place<'_> {
         reason(access)
     }
 
-    /// Returns the breach of a command that did not find a program, if the host has it and the sandbox does not show it.
+    /// Returns the breach of a command that did not find a program, if the host has it and the sandbox does not show
+    /// it.
     fn missing_program(&self, name: &str) -> Option<Breach> {
         let found = on_host(name, self.search)?;
         let real = found.canonicalize().unwrap_or_else(|_| found.clone());
-        // A private folder of the sandbox may be where the host has the program.
+        // The host's program may be in a folder that is private in the sandbox.
         let is_shown =
             |path: &Path| access_to(self.steps, path) != PathAccess::Hidden && host(self.steps, path).is_some();
         let path = [found, real].into_iter().find(|path| !is_shown(path))?;
@@ -211,7 +217,7 @@ fn reason(access_to: &PathAccess) -> Option<&'static str> {
     })
 }
 
-/// Whether permissions let everybody read a file, or find out that it is not there.
+/// Returns true if all users may read a file, or find out that it is missing.
 fn everybody_may_read(path: &Path) -> bool {
     let allows = |found: io::Result<fs::Metadata>, mode| found.is_ok_and(|found| found.mode() & mode == mode);
     let is_readable = match fs::metadata(path) {
@@ -222,12 +228,12 @@ fn everybody_may_read(path: &Path) -> bool {
     is_readable && existing.into_iter().all(|folder| allows(folder, 0o001))
 }
 
-/// A path as it may be shown to people: without what a terminal would obey.
+/// Returns a path as text with control characters escaped, which a terminal would obey.
 fn shown(path: &str) -> String {
     path.chars().map(|c| if c.is_control() { c.escape_default().to_string() } else { c.to_string() }).collect()
 }
 
-/// The words that a program has for being refused, and the path beside them.
+/// An error message in the output, and the path beside it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct ErrorLine<'a> {
     word: Word,
@@ -244,7 +250,7 @@ enum Word {
     NoProgram,
 }
 
-/// As the C library has them, and with it most languages; some write them small.
+/// Messages of the C library, which most languages use; some write them in lower case.
 const WORDS: [(&str, Word); 7] = [
     ("read-only file system", Word::ReadOnly),
     ("permission denied", Word::Denied),
@@ -256,7 +262,8 @@ const WORDS: [(&str, Word); 7] = [
     ("executable file not found", Word::NoProgram),
 ];
 
-/// All complaints in a text, in its order. A path that was taken for one by mistake does no harm: a plan is asked about it, too.
+/// Returns all error lines in a text, in order. A word that was taken for a path by mistake does no harm: the plan
+/// decides about it, too.
 fn error_lines(text: &str) -> Vec<ErrorLine<'_>> {
     let lines: Vec<&str> = text.lines().collect();
     let mut found = Vec::new();
@@ -279,7 +286,8 @@ fn error_lines(text: &str) -> Vec<ErrorLine<'_>> {
     found
 }
 
-/// Paths that follow the words: `: '/path'` (Python), `, open '/path'` (Node), `: /path` (zsh), ` @ rb_sysopen - /path (…)` (Ruby).
+/// Returns paths that follow the message: `: '/path'` (Python), `, open '/path'` (Node), `: /path` (zsh), ` @
+/// rb_sysopen - /path (…)` (Ruby).
 fn paths_after(after: &str) -> Vec<&str> {
     if let Some(rest) = after.strip_prefix(": ") {
         let paths = quoted(rest);
@@ -292,8 +300,8 @@ fn paths_after(after: &str) -> Vec<&str> {
     named.map(|(_, path)| path.rsplit_once(" (").map_or(path, |(path, _)| path)).into_iter().collect()
 }
 
-/// Paths that come before the words: `cannot move 'one' to 'other': ` (coreutils), `line 1: path: `, `cannot create path: ` (shells),
-/// `open path: ` (Go), `path (` (Java), `path: Cannot open: ` (tar).
+/// Returns paths before the message: `cannot move 'one' to 'other': ` (coreutils), `line 1: path: `, `cannot create
+/// path: ` (shells), `open path: ` (Go), `path (` (Java), `path: Cannot open: ` (tar).
 fn paths_before(before: &str) -> Vec<&str> {
     let before = before.trim_end_matches([' ', ':', '(', '[']);
     let mut parts = before.rsplit(": ");
@@ -307,13 +315,14 @@ fn paths_before(before: &str) -> Vec<&str> {
     }
 }
 
-/// Paths in the sentence above a line that has nothing but the words and their number: "failed to write `path`", "Caused by:" (cargo).
+/// Returns paths in the sentence above a line that has only the message and its number: "failed to write `path`",
+/// "Caused by:" (cargo).
 fn paths_above<'a>(lines: &[&'a str]) -> Vec<&'a str> {
     let above = lines.iter().rev().filter(|line| !matches!(line.trim(), "" | "Caused by:"));
     above.take(1).flat_map(|line| quoted(line)).collect()
 }
 
-/// What stands between quotation marks, and not between apostrophes.
+/// Returns the texts in quotation marks. An apostrophe inside a word opens none.
 fn quoted(text: &str) -> Vec<&str> {
     const MARKS: [(char, char); 5] = [('\'', '\''), ('"', '"'), ('`', '`'), ('‘', '’'), ('“', '”')];
     let mut found = Vec::new();
@@ -335,7 +344,7 @@ fn quoted(text: &str) -> Vec<&str> {
     found
 }
 
-/// A text without what colours it on a terminal.
+/// Removes terminal escape sequences, such as colours, from a text.
 fn without_escapes(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     let mut parts = text.split("\u{1b}[");

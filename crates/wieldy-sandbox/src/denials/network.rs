@@ -1,10 +1,12 @@
 //! Finds out which hosts a command was refused.
 //!
-//! Where the network is limited to a list of hosts, the proxy refuses connections and reports each one to every command that runs at that
-//! time. It knows a connection and not the process behind it, so a denial is a command's own only while no other command runs in the sandbox.
+//! If the network is limited to a list of hosts, the proxy refuses connections and reports each one to every command
+//! that runs at that time. It knows a connection and not the process behind it, so a denial is a command's own only
+//! while no other command runs in the sandbox.
 //!
-//! Without a network there is no proxy. When a command has failed, the end of its error output is searched for the words that programs have
-//! for names and addresses which they could not reach. A program that prints such words falsely deceives only the reader of its own result.
+//! Without a network there is no proxy. When a command has failed, the end of its error output is searched for messages
+//! about names and addresses that could not be reached. A program that prints such messages falsely deceives only the
+//! reader of its own result.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,7 +18,7 @@ use wieldy_core::{Breach, Network, OutputSink, SandboxRef};
 
 use crate::proxy::{self, Allowed, Proxy, Refusal};
 
-/// What programs say: the C library, those that have words of their own, and runtimes that show the error's name.
+/// Error messages of the C library, of programs with their own wording, and of runtimes that show the error's name.
 const WORDS: [&str; 11] = [
     "could not resolve hostname",
     "could not resolve host",
@@ -31,13 +33,13 @@ const WORDS: [&str; 11] = [
     "connect enetunreach",
 ];
 
-/// How long a name may be.
+/// The maximum length of a host name.
 const NAME_BYTES_MAX: usize = 253;
 
-/// What a complaint does not say.
+/// The host to report if a message names none.
 const UNNAMED: &str = "a host without a name";
 
-/// Whom a command that failed with these complaints could not reach because of its network.
+/// Returns the hosts that a failed command could not reach because of its network, by its error output.
 pub(crate) fn breaches(text: &str, network: &Network) -> Vec<Breach> {
     let reason = match network {
         Network::None => "no-network",
@@ -45,7 +47,7 @@ pub(crate) fn breaches(text: &str, network: &Network) -> Vec<Breach> {
         Network::Open => return Vec::new(),
     };
     let mut hosts: Vec<String> = text.lines().filter_map(host_of).collect();
-    // Most of them say it several times, and only once of whom.
+    // Most programs repeat the message, but name the host only once.
     if hosts.iter().any(|host| host != UNNAMED) {
         hosts.retain(|host| host != UNNAMED);
     }
@@ -54,9 +56,9 @@ pub(crate) fn breaches(text: &str, network: &Network) -> Vec<Breach> {
     hosts.into_iter().map(breach).collect()
 }
 
-/// Whom a line says that it could not reach, if it says so.
+/// Returns the host that a line reports as unreachable, if it does.
 fn host_of(line: &str) -> Option<String> {
-    // As long as the line itself, so that a place in one is the same place in the other.
+    // The lower-case text has the same length, so positions are the same in both.
     let small = line.to_ascii_lowercase();
     let (at, words) = WORDS.iter().find_map(|words| Some((small.find(words)?, words)))?;
     let (before, after) = (line.get(..at)?, line.get(at + words.len()..)?);
@@ -67,7 +69,7 @@ fn host_of(line: &str) -> Option<String> {
     Some(named.unwrap_or(UNNAMED).to_owned())
 }
 
-/// The name or address in a word, if there is one.
+/// Returns the host name or address in a word, if there is one.
 fn name(word: &str) -> Option<&str> {
     let word = word.trim_matches(|c: char| !c.is_ascii_alphanumeric());
     let is_name = |word: &str| {
@@ -82,10 +84,10 @@ fn name(word: &str) -> Option<&str> {
     (word.parse::<IpAddr>().is_ok() || is_name(word)).then_some(word)
 }
 
-/// How many refusals a command is told.
+/// The maximum number of refusals that are reported to a command.
 const BREACHES_MAX: usize = 64;
 
-/// Those who hear of a sandbox's refusals.
+/// The running commands of a sandbox, to which refusals are reported.
 pub(crate) struct ProxyDenials {
     sandbox: SandboxRef,
     running: Mutex<Running>,
@@ -102,7 +104,7 @@ struct Listener {
     breaches: Vec<Breach>,
 }
 
-/// A command that hears of refusals until this is dropped.
+/// A running command, to which refusals are reported until this is dropped.
 pub(crate) struct DenialListener<'a> {
     proxy_denials: &'a ProxyDenials,
     number: u64,
@@ -113,7 +115,7 @@ impl ProxyDenials {
         Self { sandbox, running: Mutex::default() }
     }
 
-    /// A command begins; its `output` hears of what is refused from now on.
+    /// Adds a command: refusals from now on are reported to its `output`.
     pub(crate) fn listen(&self, output: &Arc<dyn OutputSink>) -> DenialListener<'_> {
         let mut running = self.running();
         running.begun += 1;
@@ -122,7 +124,7 @@ impl ProxyDenials {
         DenialListener { proxy_denials: self, number }
     }
 
-    /// Tells of a refusal.
+    /// Reports a refusal to all running commands.
     pub(crate) fn tell(&self, refusal: Refusal) {
         let mut running = self.running();
         let Refusal { host, port, reason } = refusal;
@@ -150,7 +152,7 @@ pub(crate) fn serve(listener: OwnedFd, allowed: Allowed, proxy_denials: &Arc<Pro
 }
 
 impl DenialListener<'_> {
-    /// All that was refused so far.
+    /// Returns all refusals so far.
     pub(crate) fn breaches(&self) -> Vec<Breach> {
         self.proxy_denials
             .running()

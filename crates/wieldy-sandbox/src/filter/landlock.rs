@@ -1,8 +1,8 @@
-//! Landlock: a second lock on the files, which holds even where the mount tree has a hole.
+//! Landlock: a second barrier around the files, which holds even where the mount tree has a hole.
 //!
-//! Rules are bound to what a path leads to at the moment, so [`Rules`] are made inside the new root, once, and each
-//! call of a session puts itself under it by its descriptor ([`sys::landlock_restrict`]). What the kernel's version of Landlock does not
-//! know yet is left out, and [`abi`] says which version it is.
+//! A rule is bound to the file that a path leads to at that moment, so [`Rules`] are made once, inside the new root.
+//! Each call of a session puts itself under them by their descriptor ([`sys::landlock_restrict`]). Rules that the
+//! kernel's version of Landlock does not know are left out; [`abi`] returns that version.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,49 +18,49 @@ use crate::view::placeholders;
 
 use crate::sys;
 
-/// What may be done with a path and all that is below it.
+/// The access granted to a path and everything below it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
     /// Read, list and execute.
     Read,
-    /// All that, and change, create, remove, move, and devices' own requests.
+    /// All that, and change, create, remove, move, and `ioctl` on devices.
     ReadWrite,
 }
 
-/// Landlock is not there.
+/// The reason why there is no Landlock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Unavailable {
     /// The kernel was built without it.
     #[error("this kernel has no Landlock; build it with CONFIG_SECURITY_LANDLOCK, or take a newer one")]
     NotBuilt,
-    /// The kernel has it, and it was not switched on.
+    /// The kernel has it, but it is switched off.
     #[error("this kernel's Landlock is switched off; add `landlock` to `lsm=` on the kernel's command line")]
     NotEnabled,
 }
 
-/// Why a ruleset could not be made although Landlock is there.
+/// An error while making a ruleset on a kernel that has Landlock.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LandlockError {
-    /// The kernel did not take it.
+    /// The kernel refused the ruleset.
     #[error("could not make a Landlock ruleset")]
     Ruleset(#[from] RulesetError),
     /// A path could not be opened.
     #[error("could not open `{path}` for a Landlock rule")]
     Open {
-        /// Which one.
+        /// The path.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         #[source]
         source: io::Error,
     },
 }
 
-/// The version of Landlock that rulesets are made for; 0 where there is none.
+/// Returns the version of Landlock that rulesets are made for; 0 without Landlock.
 pub(crate) fn abi() -> u32 {
     known(sys::landlock_version().unwrap_or(0)) as u32
 }
 
-/// Why there is no Landlock, if there is none.
+/// Returns the reason why there is no Landlock, if there is none.
 pub(crate) fn absent() -> Option<Unavailable> {
     sys::landlock_version().err().map(|error| match error.raw_os_error() {
         Some(libc::EOPNOTSUPP) => Unavailable::NotEnabled,
@@ -68,10 +68,11 @@ pub(crate) fn absent() -> Option<Unavailable> {
     })
 }
 
-/// A ruleset, to which paths can be added as long as it is here. Paths are looked up when they are, in the root of this process.
+/// A ruleset to which paths can be added while it exists. Each path is looked up when it is added, in the root of this
+/// process.
 ///
-/// Whoever is under it reaches only processes that put themselves under it with them, that is, those of the same call: no
-/// signal goes further, nor a connection to an abstract socket. That needs version 6.
+/// A process under the ruleset reaches only processes that put themselves under it together with it, that is, those of
+/// the same call: it cannot send signals to others, nor connect to their abstract sockets. This needs version 6.
 #[derive(Debug)]
 pub(crate) struct Rules {
     ruleset: RulesetCreated,
@@ -79,7 +80,7 @@ pub(crate) struct Rules {
 }
 
 impl Rules {
-    /// Grants these paths, and nothing else that has a path. Of those in [`DEVICES`], the ones that are there are granted too.
+    /// Grants these paths and the existing [`DEVICES`], and nothing else that has a path.
     pub(crate) fn new<'a>(
         paths: impl IntoIterator<Item = (&'a Path, Access)>,
     ) -> Result<Result<Self, Unavailable>, LandlockError> {
@@ -87,7 +88,7 @@ impl Rules {
             return Ok(Err(absent));
         }
         let abi = known(sys::landlock_version().unwrap_or(0));
-        // What was worked out for this kernel's version must be taken whole: a rule that is dropped on the quiet would be a hole.
+        // The kernel must take every rule that was made for its version: a rule dropped in silence would be a hole.
         let ruleset = Ruleset::default().set_compatibility(CompatLevel::HardRequirement);
         let mut ruleset = ruleset.handle_access(AccessFs::from_all(abi))?;
         if abi >= ABI::V6 {
@@ -98,7 +99,7 @@ impl Rules {
             rules.grant(path, access)?;
         }
         for device in DEVICES {
-            // Some are links, and all are where no command can change them.
+            // Links are followed: some devices are links, and no command can change them.
             match rustix::fs::open(device, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
                 Ok(opened) => rules.grant_opened(opened, Access::ReadWrite)?,
                 Err(rustix::io::Errno::NOENT) => {}
@@ -108,9 +109,9 @@ impl Rules {
         Ok(Ok(rules))
     }
 
-    /// Grants one more path, to whoever puts itself under the ruleset from now on.
+    /// Grants one more path to processes that put themselves under the ruleset from now on.
     pub(crate) fn grant(&mut self, path: &Path, access: Access) -> Result<(), LandlockError> {
-        // A link that a command has put on the way would have something else granted.
+        // A link that a command has put on the way would grant another file.
         let opened = placeholders::open_plain(path, OFlags::PATH);
         self.grant_opened(opened.map_err(|source| LandlockError::Open { path: path.to_owned(), source })?, access)
     }
@@ -120,7 +121,7 @@ impl Rules {
         Ok(())
     }
 
-    /// What processes put themselves under it by.
+    /// Returns the descriptor by which processes put themselves under the ruleset.
     pub(crate) fn descriptor(&self) -> io::Result<OwnedFd> {
         let copy: Option<OwnedFd> = self.ruleset.try_clone()?.into();
         copy.ok_or_else(|| io::Error::other(Unavailable::NotBuilt))
@@ -131,7 +132,7 @@ impl Rules {
 pub(crate) const DEVICES: [&str; 8] =
     ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/ptmx", "/dev/pts"];
 
-/// The version that we make rules for: the kernel's, or the newest that we know.
+/// Returns the version that rules are made for: the kernel's, or the newest that the library knows.
 fn known(version: u32) -> ABI {
     // From version 9 on, a rule is needed to connect to a socket by its path; sockets in the granted folders are ours.
     ABI::from(i32::try_from(version).unwrap_or(i32::MAX))
@@ -145,7 +146,7 @@ fn beneath(opened: OwnedFd, abi: ABI, access: Access) -> Result<PathBeneath<Owne
     let stat = rustix::fs::fstat(opened.as_fd())
         .map_err(|error| LandlockError::Open { path: PathBuf::new(), source: error.into() })?;
     let is_folder = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir();
-    // The kernel refuses rights of folders for a file.
+    // The kernel refuses rights of folders on a file.
     let possible: BitFlags<AccessFs> = if is_folder { AccessFs::from_all(abi) } else { AccessFs::from_file(abi) };
     Ok(PathBeneath::new(opened, granted & possible).set_compatibility(CompatLevel::HardRequirement))
 }
@@ -168,7 +169,7 @@ mod tests {
         landlock_restrict(ruleset.as_raw_fd()).unwrap();
     }
 
-    /// Says so if this machine has no Landlock of this version.
+    /// Returns true, and says so, if this machine's Landlock is older than this version.
     fn lacks(version: u32) -> bool {
         if abi() < version {
             say(&format!("this machine has Landlock {}, and {version} is needed: not tried", abi()));
@@ -176,7 +177,7 @@ mod tests {
         abi() < version
     }
 
-    /// A process to reach for, which ends with the test.
+    /// A process that tests try to signal, which ends with the test.
     struct Sleeper(std::process::Child);
 
     impl Sleeper {
@@ -208,7 +209,7 @@ mod tests {
             fs::write(at(folder).join("file"), folder).unwrap();
         }
         fs::write(at("single"), "one file").unwrap();
-        // Some are links on some machines.
+        // Some of them are links on some machines.
         let system = ["/usr", "/bin", "/lib", "/lib64", "/etc"].map(|path| fs::canonicalize(path).ok());
         let (read, write, single) = (at("read"), at("write"), at("single"));
         let mut paths: Vec<_> = system.iter().flatten().map(|path| (path.as_path(), Access::Read)).collect();

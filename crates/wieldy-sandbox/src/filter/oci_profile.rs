@@ -1,7 +1,7 @@
-//! The native level's lists of system calls, said in the words of the OCI runtime specification.
+//! Writes the native level's lists of system calls as a profile of the OCI runtime specification.
 //!
-//! What is allowed and refused is the same. But runtimes know only one answer to all that no rule allows, so that what is refused because
-//! of its arguments does not exist (ENOSYS), too.
+//! The same calls are allowed and refused. But runtimes have only one answer for everything that no rule allows, so
+//! calls refused because of their arguments fail with `ENOSYS`, too.
 
 use oci_spec::OciSpecError;
 use oci_spec::runtime::{
@@ -12,7 +12,7 @@ use oci_spec::runtime::{
 use crate::filter::seccomp::{CHANGES_USER, GIVING_BACK, OF_TERMINALS, PERSONALITIES, PROTOCOLS};
 use crate::filter::syscalls::{ALLOWED, Call, REFUSED};
 
-/// All that makes a namespace.
+/// The flags that make a namespace.
 const NAMESPACES: i32 = libc::CLONE_NEWNS
     | libc::CLONE_NEWCGROUP
     | libc::CLONE_NEWUTS
@@ -21,7 +21,7 @@ const NAMESPACES: i32 = libc::CLONE_NEWNS
     | libc::CLONE_NEWPID
     | libc::CLONE_NEWNET;
 
-/// The profile.
+/// Returns the profile.
 pub(crate) fn profile() -> Result<LinuxSeccomp, OciSpecError> {
     let mut calls = vec![
         rule(&names(ALLOWED.iter().copied().flatten()), LinuxSeccompAction::ScmpActAllow, None)?,
@@ -36,7 +36,7 @@ pub(crate) fn profile() -> Result<LinuxSeccomp, OciSpecError> {
             .into_iter()
             .flat_map(|kind| PROTOCOLS.map(|protocol| (kind, protocol)))
         {
-            // The rest of the second argument are flags.
+            // The other bits of the second argument are flags.
             let kind = masked(1, 0xf, kind as u64)?;
             let socket = vec![equal(0, family as u64)?, kind, equal(2, protocol as u64)?];
             calls.push(rule(&["socket"], LinuxSeccompAction::ScmpActAllow, Some(socket))?);
@@ -60,14 +60,14 @@ pub(crate) fn profile() -> Result<LinuxSeccomp, OciSpecError> {
     for kept in GIVING_BACK {
         calls.push(allow_if("fallocate", equal(1, kept)?)?);
     }
-    // Modes that would let others take on the owner's identity are refused, also where a file is made.
+    // Modes that let other users take on the owner's identity are refused, also for new files.
     let modes: &[(&str, usize)] = &[("fchmod", 1), ("fchmodat", 2), ("fchmodat2", 2), ("openat", 3)];
     let old_modes: &[(&str, usize)] = &[("chmod", 1), ("creat", 1), ("open", 2)];
     let has_old = cfg!(target_arch = "x86_64");
     for (name, argument) in modes.iter().chain(old_modes.iter().filter(|_| has_old)) {
         calls.push(allow_if(name, masked(*argument, u64::from(CHANGES_USER), 0)?)?);
     }
-    // What makes no file takes no mode: what stands in its place means nothing.
+    // A call that makes no file takes no mode: the argument in its place means nothing.
     let makes = (libc::O_CREAT | libc::O_TMPFILE & !libc::O_DIRECTORY) as u64;
     calls.push(allow_if("openat", masked(2, makes, 0)?)?);
     if has_old {
@@ -75,20 +75,20 @@ pub(crate) fn profile() -> Result<LinuxSeccomp, OciSpecError> {
     }
     LinuxSeccompBuilder::default()
         .default_action(LinuxSeccompAction::ScmpActErrno)
-        // What is in no list does not exist.
+        // Calls in no list do not exist.
         .default_errno_ret(libc::ENOSYS as u32)
         .syscalls(calls)
         .build()
 }
 
-/// All numbers of 32 bits but these, as masks and what is left under them: runtimes have no rule for what an argument is not if there are
-/// several such.
+/// Returns masks and values that together match all 32-bit numbers but these: runtimes have no rule for an argument
+/// that differs from several numbers.
 fn all_but(refused: &[u64]) -> Vec<(u32, u32)> {
     let refused: Vec<u32> = refused.iter().map(|number| *number as u32).collect();
     let mut passed = Vec::new();
     for bit in 0..u32::BITS {
         let mask = u32::MAX << bit;
-        // Whoever is like one of them above this bit and like none with it.
+        // Values that share a refused number's bits above this bit but differ at this bit.
         for near in refused.iter().map(|number| (number ^ (1 << bit)) & mask) {
             let is_free = refused.iter().all(|number| number & mask != near);
             if is_free && !passed.contains(&(mask, near)) {

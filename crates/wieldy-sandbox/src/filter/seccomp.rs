@@ -1,10 +1,10 @@
-//! The seccomp filter: every system call of a sandboxed program is looked up in it before the kernel does anything.
+//! The seccomp filter, which the kernel runs before every system call of a sandboxed program.
 //!
-//! It is an allow-list, made from the lists in `syscalls.rs` and from the [`checked`] calls, whose arguments decide.
-//! Where the program looks for a call's number it halves the numbers at each step, so every call takes about eight steps
-//! to find; for those that pass whatever their arguments, the kernel works the answer out once, when the filter is
-//! installed, and never asks again. The library compiles the conditions on arguments; the search around them is ours,
-//! because the library knows two answers and we give three, and because it goes through all numbers one after the other.
+//! It is an allow-list, made from the lists in `syscalls.rs` and from the [`checked`] calls, whose arguments decide. It
+//! finds a call's number by binary search in about eight steps. For calls that pass with any arguments, the kernel
+//! computes the answer once, when the filter is installed, and never runs the filter again. The library compiles the
+//! conditions on arguments. The search around them is ours: the library knows two answers and we give three, and it
+//! compares all numbers one after the other.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,9 +19,9 @@ use crate::filter::syscalls::{ALLOWED, REFUSED};
 /// A system call that programs are refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct RefusedCall {
-    /// The call, and where it is refused for some arguments only, for which.
+    /// The name of the call, and the arguments for which it is refused if not for all.
     pub name: &'static str,
-    /// What it could do.
+    /// The harm that it could do.
     pub reason: &'static str,
 }
 
@@ -49,7 +49,7 @@ pub(crate) fn filter() -> Result<BpfProgram, String> {
     Ok(program)
 }
 
-/// Puts this thread, and all that comes of it, under the filter, for good; also takes away the way to new privileges.
+/// Puts this thread and its descendants under the filter for good, and sets `no_new_privs`.
 pub(crate) fn install(filter: &BpfProgram) -> io::Result<()> {
     seccompiler::apply_filter(filter).map_err(|error| match error {
         seccompiler::Error::Prctl(error) | seccompiler::Error::Seccomp(error) => error,
@@ -57,7 +57,7 @@ pub(crate) fn install(filter: &BpfProgram) -> io::Result<()> {
     })
 }
 
-/// Every system call that is refused with a reason, for people to read.
+/// Returns every system call that is refused, with a reason for people to read.
 pub(crate) fn refused() -> impl Iterator<Item = RefusedCall> {
     let whole = REFUSED.iter().flat_map(|(reason, calls)| {
         calls.iter().map(|(name, _)| RefusedCall { name: name.strip_prefix("SYS_").unwrap_or(name), reason })
@@ -101,15 +101,15 @@ const REFUSE: SeccompAction = SeccompAction::Errno(libc::EPERM as u32);
 const UNKNOWN: SeccompAction = SeccompAction::Errno(libc::ENOSYS as u32);
 const UNSUPPORTED: SeccompAction = SeccompAction::Errno(libc::EOPNOTSUPP as u32);
 
-/// What is asked about arguments, in this order, and the answer where the conditions hold: all of one line. The
-/// last line has no condition.
+/// Rules about a call's arguments: the action of the first rule whose conditions all hold. The last rule has no
+/// condition.
 type Ways = Vec<(Vec<Condition>, SeccompAction)>;
 
-/// An argument, counted from 0, and what is asked about its lower half: nothing that is checked here has an upper half
-/// that the kernel would look at, and a filter that looked at it could be passed by setting it.
+/// An argument, counted from 0, and a comparison of its lower half. The kernel ignores the upper half of every argument
+/// that is checked here, so a filter that compared it could be passed by setting it.
 type Condition = (u8, SeccompCmpOp, u64);
 
-/// The calls whose arguments decide.
+/// Returns the calls whose arguments decide.
 fn checked() -> Vec<(i64, Ways)> {
     use SeccompCmpOp::{Eq, MaskedEq};
     let only = |argument, values: &[u64], operator: fn(u64) -> SeccompCmpOp, otherwise| -> Ways {
@@ -124,7 +124,7 @@ fn checked() -> Vec<(i64, Ways)> {
     let mode =
         |argument| -> Ways { vec![(vec![(argument, MaskedEq(u64::from(CHANGES_USER)), 0)], ALLOW), (vec![], REFUSE)] };
     let opening = |flags: u8| -> Ways {
-        // What makes no file takes no mode: what stands in its place means nothing.
+        // A call that makes no file takes no mode: the argument in its place means nothing.
         let makes = (libc::O_CREAT | libc::O_TMPFILE & !libc::O_DIRECTORY) as u64;
         [vec![(vec![(flags, MaskedEq(makes), 0)], ALLOW)], mode(flags + 1)].concat()
     };
@@ -157,7 +157,7 @@ fn checked() -> Vec<(i64, Ways)> {
     ]
 }
 
-/// Which sockets may be made.
+/// Returns the rules for new sockets.
 fn socket() -> Ways {
     use SeccompCmpOp::{Eq, MaskedEq, Ne};
     const KIND: u64 = 0xf; // the rest of the second argument are flags
@@ -174,15 +174,16 @@ fn socket() -> Ways {
     ways
 }
 
-/// Any other protocol of the internet would have the kernel load a module for it, whoever asks.
+/// Allowed protocols of the internet. For any other one the kernel would load a module, even for an unprivileged
+/// program.
 pub(crate) const PROTOCOLS: [i32; 5] =
     [libc::IPPROTO_IP, libc::IPPROTO_TCP, libc::IPPROTO_UDP, libc::IPPROTO_ICMP, libc::IPPROTO_ICMPV6];
 
-/// What types into a terminal, or changes what one is.
+/// `ioctl` requests that type into a terminal, or change what a terminal is.
 pub(crate) const OF_TERMINALS: [u64; 4] = [libc::TIOCSTI, libc::TIOCLINUX, libc::TIOCSETD, libc::TIOCCONS];
 
-/// The flags of `clone` that ask for a new namespace. (That of time is no flag of `clone`: its bit is part of the
-/// signal's number there.)
+/// The flags of `clone` that ask for a new namespace, except `CLONE_NEWTIME`: its bit is part of the signal's number
+/// there.
 const NAMESPACES: i32 = libc::CLONE_NEWNS
     | libc::CLONE_NEWCGROUP
     | libc::CLONE_NEWUTS
@@ -191,16 +192,16 @@ const NAMESPACES: i32 = libc::CLONE_NEWNS
     | libc::CLONE_NEWPID
     | libc::CLONE_NEWNET;
 
-/// The bits of a file's mode that give whoever runs it the rights of its owner or group. In a sandbox they do nothing; but outside,
+/// The mode bits that run a program with the rights of its owner or group. They do nothing in a sandbox; but outside,
 /// files that a sandbox made belong to the owner of the workspace.
 pub(crate) const CHANGES_USER: u32 = libc::S_ISUID | libc::S_ISGID;
 
-/// The ways of `fallocate` that give room back: holes, and parts taken out.
+/// The modes of `fallocate` that free space: punching holes and removing ranges.
 pub(crate) const GIVING_BACK: [u64; 2] =
     [(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE) as u64, libc::FALLOC_FL_COLLAPSE_RANGE as u64];
 
-/// Linux, 32-bit Linux as `uname` shows it, an old version number as `uname` shows it, fixed addresses as debuggers
-/// want them, and the question what it is.
+/// Allowed personalities: Linux, 32-bit Linux as `uname` shows it, an old version number as `uname` shows it, fixed
+/// addresses as debuggers want them, and the query of the current one.
 pub(crate) const PERSONALITIES: [u64; 6] = [0, 0x8, 0x2_0000, 0x2_0008, 0x4_0000, 0xffff_ffff];
 
 fn compile(ways: Ways) -> Result<BpfProgram, seccompiler::BackendError> {
@@ -210,7 +211,7 @@ fn compile(ways: Ways) -> Result<BpfProgram, seccompiler::BackendError> {
             let conditions = conditions.into_iter().map(|(argument, operator, value)| {
                 SeccompCondition::new(argument, SeccompCmpArgLen::Dword, operator, value)
             });
-            // Where a condition does not hold, the rule jumps over the one instruction after it.
+            // If a condition does not hold, the rule jumps over the one instruction after it.
             block.extend(BpfProgram::from(SeccompRule::new(conditions.collect::<Result<_, _>>()?)?));
         }
         block.push(give(action));
@@ -218,11 +219,11 @@ fn compile(ways: Ways) -> Result<BpfProgram, seccompiler::BackendError> {
     Ok(block)
 }
 
-/// Numbers from one on, up to the next one's, and what is done with them.
+/// The first number of a range, which ends before the next range, and the instructions for its numbers.
 type Range = (u32, BpfProgram);
 
-/// The whole line of numbers, neighbours with the same answer put together. It ends with all that are too large: calls
-/// not invented yet, and those of the x32 architecture, which has them from 2^30 on.
+/// Returns ranges that cover all numbers; neighbours with the same instructions are merged. The last range holds the
+/// numbers that are too large: calls not invented yet, and those of the x32 architecture, which begin at 2^30.
 fn ranges(table: BTreeMap<u32, BpfProgram>) -> Vec<Range> {
     let mut ranges: Vec<Range> = vec![(0, vec![give(UNKNOWN)])];
     let mut append = |from: u32, block: BpfProgram| match ranges.last_mut() {
@@ -242,7 +243,7 @@ fn ranges(table: BTreeMap<u32, BpfProgram>) -> Vec<Range> {
     ranges
 }
 
-/// Finds the range that the loaded number is in, by halves, and does what is done there.
+/// Returns a binary search for the range of the loaded number, followed by the range's instructions.
 fn search(ranges: &[Range]) -> BpfProgram {
     let (below, above) = ranges.split_at(ranges.len() / 2);
     let (Some((middle, block)), false) = (above.first(), below.is_empty()) else {
@@ -279,11 +280,11 @@ const JUMP_IF_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
 const JUMP_IF_AT_LEAST: u16 = (libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K) as u16;
 const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
 
-/// Where the kernel's `seccomp_data` has the number of the call, and the architecture that it was made for.
+/// The offset of the call's number in the kernel's `seccomp_data`; `OFFSET_ARCHITECTURE` is that of its architecture.
 const OFFSET_NUMBER: u32 = 0;
 const OFFSET_ARCHITECTURE: u32 = 4;
 
-/// The architecture as the kernel writes it: the machine of its executables, 64 bits, little-endian.
+/// The architecture in the kernel's encoding: the machine of its executables, 64 bits, little-endian.
 const ARCHITECTURE: Option<u32> = if cfg!(target_arch = "x86_64") {
     Some(0xc000_003e)
 } else if cfg!(target_arch = "aarch64") {

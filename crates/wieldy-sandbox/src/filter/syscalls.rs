@@ -1,21 +1,21 @@
-//! Which system calls a sandboxed program may make: the lists that the filter in `seccomp.rs` is made of.
+//! Lists the system calls that sandboxed programs may and may not make. `seccomp.rs` makes the filter from these lists.
 //!
-//! Programs of every kind must run (shells, compilers, language runtimes, databases), so [`ALLOWED`] is what such programs
-//! use. What is in no list does not exist for them (`ENOSYS`): they were written for kernels that did not have it yet,
-//! and cope. What is [`REFUSED`] fails with `EPERM`, each for a reason that people can read.
+//! Programs of every kind must run (shells, compilers, language runtimes, databases), so [`ALLOWED`] is what such
+//! programs use. Calls in no list fail with `ENOSYS`, as if they did not exist: programs were written for kernels
+//! without them, and cope. Calls in [`REFUSED`] fail with `EPERM`, each for a reason that people can read.
 
 #![expect(non_upper_case_globals, reason = "numbers are named as the C library's crate names them")]
 
 use libc::*;
 
-/// A system call's name, with `SYS_` before it, and its number.
+/// The name of a system call, with `SYS_` before it, and its number.
 pub(crate) type Call = (&'static str, i64);
 
 macro_rules! calls {
     ($($name:ident)*) => { &[$((stringify!($name), $name)),*] };
 }
 
-/// What every program may do.
+/// Calls that every program may make.
 #[rustfmt::skip]
 pub(crate) const ALLOWED: &[&[Call]] = &[
     // files
@@ -78,7 +78,7 @@ pub(crate) const ALLOWED: &[&[Call]] = &[
     OLDER,
 ];
 
-/// What newer architectures have no more, for each there is a newer one above.
+/// Calls that newer architectures no longer have; for each there is a newer one above.
 #[cfg(target_arch = "x86_64")]
 #[rustfmt::skip]
 const OLDER: &[Call] = calls![
@@ -91,7 +91,7 @@ const OLDER: &[Call] = calls![
 #[cfg(not(target_arch = "x86_64"))]
 const OLDER: &[Call] = &[];
 
-/// What no program may do, and why.
+/// Calls that no program may make, with the reasons.
 #[rustfmt::skip]
 pub(crate) const REFUSED: &[(&str, &[Call])] = &[
     ("it gives the kernel work that no filter sees", calls![
@@ -130,7 +130,7 @@ pub(crate) const REFUSED: &[(&str, &[Call])] = &[
     ("it reaches the hardware, or parts of the processor that programs do not need", calls![SYS_iopl SYS_ioperm SYS_modify_ldt]),
 ];
 
-/// Numbers that the C library's crate does not know everywhere yet; from 424 on, they are the same on all architectures.
+/// Numbers that the `libc` crate does not have on every architecture yet; from 424 on, they are the same on all.
 const SYS_cachestat: i64 = 451;
 const SYS_map_shadow_stack: i64 = 453;
 const SYS_futex_wake: i64 = 454;

@@ -1,21 +1,23 @@
 //! The isolation level `none`: processes of this user on this machine, but supervised.
 //!
-//! What it sees to:
+//! Guarantees:
 //!
-//! - The whole process tree is gone when [`execute`](Sandbox::execute) returns, however the command ended and whatever its processes
-//!   did: ignored signals, forked twice, opened sessions, stopped themselves, kept pipes open. The same holds when the future is
-//!   dropped, and when the embedding process is killed.
-//! - The command starts with just the environment, folder, arguments and input it was given, with no other open file, no
-//!   terminal, no way to gain privileges (`no_new_privs`), and signals as if freshly booted.
-//! - `open_files` is enforced, and no core file is written. When the machine runs out of memory, commands go first.
-//! - What was used is measured by the kernel: processor time of all processes that were waited for, the peak of the
-//!   *largest* process's memory, blocks read from and written to disks.
+//! - The whole process tree is gone when [`execute`](Sandbox::execute) returns, however the command ended, and even if
+//!   its processes ignored signals, forked twice, opened sessions, stopped themselves or kept pipes open. The same
+//!   holds when the future is dropped, and when the embedding process is killed.
+//! - The command starts with exactly the environment, folder, arguments and input that it was given. It has no other
+//!   open file, no terminal of the executor, no way to gain privileges (`no_new_privs`), and default signal handling.
+//! - `open_files` is enforced, and no core file is written. When the machine runs out of memory, the kernel kills
+//!   commands first.
+//! - The kernel measures the usage: processor time of all processes that were waited for, the memory peak of the
+//!   *largest* process, blocks read from and written to disks.
 //!
-//! What it does not: files and network are open to the command as they are to this user, whatever the confinement says.
-//! Processor, memory, processes and disk are not limited. The limits that a process can be given for them would be
-//! lies: they count one process's address space, all processes of the user, or the size of one file. And a command that sets
-//! out to harm its supervisor can: where it kills its supervisor, the fork server ends what is left; where it kills the fork server as well, processes
-//! that opened a session of their own are lost. Nor does supervision reach what others start on a command's behalf, such as a service manager.
+//! Limitations: files and network are open to the command as they are to this user; the confinement does not restrict
+//! them. Processor, memory, processes and disk are not limited. The kernel's limits per process would be misleading:
+//! they count the address space of one process, all processes of the user, or the size of one file. A command can
+//! attack its supervisor: if it kills the supervisor, the fork server ends the remaining processes; if it kills the
+//! fork server too, processes that opened their own session survive. Processes that another program starts for a
+//! command, such as a service manager, are not supervised.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -31,10 +33,10 @@ use crate::supervise::host_process::HostSupervisor;
 use crate::supervise::run::prepare;
 use crate::supervise::run::{RunOutcome, run_to_end};
 
-/// How many supervisors are kept for later commands.
+/// Maximum number of idle supervisors that are stored for later commands.
 const IDLE_MAX: usize = 8;
 
-/// Runs commands without isolation, and cleans up after them. Needs a Tokio runtime with I/O.
+/// A sandbox without isolation, which cleans up after its commands. Needs a Tokio runtime with I/O.
 #[derive(Clone, Default)]
 pub struct Unconfined {
     idle: Arc<Mutex<Vec<HostSupervisor>>>,
@@ -95,14 +97,14 @@ fn put_back(idle: &Mutex<Vec<HostSupervisor>>, host: HostSupervisor) {
     }
 }
 
-/// A name of its own for each command, also among several executors on one machine.
+/// Returns an id that no other command has, even with several executors on one machine.
 fn next_sandbox() -> SandboxRef {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     SandboxRef { id: SandboxId(format!("bare-{}-{number}", std::process::id())), level: Level::None }
 }
 
-/// What sees to each limit here.
+/// Returns the enforcer of each limit at this level.
 pub(crate) fn enforcement() -> Vec<Enforcement> {
     let by = [
         ("cpu_millicores", Enforcer::Nobody),

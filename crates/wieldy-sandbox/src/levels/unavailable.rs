@@ -15,12 +15,12 @@ pub struct Unavailable {
 }
 
 impl Unavailable {
-    /// A level that is not there because of this, and what helps.
+    /// Makes a stand-in for `level`, with the reason why it is unavailable and a hint.
     pub fn new(level: Level, problem: impl Into<String>, hint: impl Into<String>) -> Self {
         Self { level, problem: problem.into(), hint: hint.into() }
     }
 
-    /// The level `firecracker` of a program that was built without it.
+    /// Returns the level `firecracker` of a program that was built without that feature.
     #[cfg(not(feature = "firecracker"))]
     pub fn firecracker() -> Self {
         let hint = "build wieldy with `--features firecracker`; it also needs `firecracker` itself, /dev/kvm, and a kernel and a root file \
@@ -28,7 +28,7 @@ impl Unavailable {
         Self::new(Level::Firecracker, "this program was built without it", hint)
     }
 
-    /// Why it is not there, and what helps.
+    /// Returns the problem and the hint.
     #[cfg(not(feature = "firecracker"))]
     pub(crate) fn reason(&self) -> (&str, &str) {
         (&self.problem, &self.hint)

@@ -13,7 +13,7 @@ use crate::supervise::namespaces::{forbidden_by, kernel_setting};
 use crate::sys;
 use crate::view::identity::{self, Identity};
 
-/// The namespaces of a sandbox besides that of users, in which all of them are made.
+/// The namespaces of a sandbox, besides the user namespace in which all of them are made.
 const NAMESPACES: [(&str, c_int); 6] = [
     ("mount namespaces", libc::CLONE_NEWNS),
     ("process namespaces", libc::CLONE_NEWPID),
@@ -23,7 +23,7 @@ const NAMESPACES: [(&str, c_int); 6] = [
     ("cgroup namespaces", libc::CLONE_NEWCGROUP),
 ];
 
-/// Every part, in the order in which they are needed.
+/// Tries every part, in the order in which they are needed.
 pub(super) fn features(workspace: &Path) -> Vec<Probed> {
     let mut checks = vec![user_namespaces(try_namespaces(0), &kernel_setting)];
     checks.extend(NAMESPACES.map(|(name, flag)| namespace(name, try_namespaces(flag), &kernel_setting)));
@@ -35,9 +35,9 @@ pub(super) fn features(workspace: &Path) -> Vec<Probed> {
     checks
 }
 
-/// Makes a process in a user namespace of its own and in these others, which ends at once.
+/// Makes a process in a new user namespace and these other new namespaces. The process ends at once.
 fn try_namespaces(flags: c_int) -> io::Result<()> {
-    // This process may have several threads, so the copy does nothing but end.
+    // This process may have several threads, so the child does nothing but exit.
     let Some(pid) = sys::fork(libc::CLONE_NEWUSER | flags)? else { sys::exit_now(0) };
     rustix::io::retry_on_intr(|| waitpid(Some(pid), WaitOptions::empty()))?;
     Ok(())
@@ -55,13 +55,13 @@ fn namespace(name: &str, tried: io::Result<()>, read: &dyn Fn(&str) -> Option<St
     let hint = match error.raw_os_error() {
         Some(libc::EINVAL) => "use a kernel that was built with them",
         Some(libc::ENOSPC | libc::EUSERS) => "raise the limits `user.max_*_namespaces`, or end what uses them",
-        // Containers forbid it by a filter of their own.
+        // Containers forbid it by their own filter.
         _ => "outside of a container, or in one that may make namespaces (such as `--security-opt seccomp=unconfined`)",
     };
     Probed::fails(name, format!("cannot be made: {error}"), hint)
 }
 
-/// Whether the workspace can be mounted such that its files belong to the sandbox's user.
+/// Tries to mount the workspace with an id map, so that its files belong to the sandbox's user.
 fn owners(workspace: &Path) -> Probed {
     let name = "id-mapped mounts";
     match identity::try_mapping(workspace) {
@@ -74,7 +74,7 @@ fn owners(workspace: &Path) -> Probed {
     }
 }
 
-/// A version of Landlock, and what it lacks of what nothing else stands in for.
+/// Returns a version of Landlock, with the protections that it lacks and nothing else provides.
 fn landlock_of(version: u32) -> String {
     const LATER: [(u32, &str, &str); 2] = [
         (2, "5.19", "nothing can be moved from one folder to another, programs copy"),
@@ -143,7 +143,7 @@ mod tests {
                 "as root: `sysctl -w kernel.unprivileged_userns_clone=1`"
             )
         );
-        // Both are 0 here, and root is not bound by the first.
+        // Both settings are 0 here, and root is not bound by the first.
         let read = |name: &str| (!name.contains("apparmor")).then(|| "0".to_owned());
         let check = user_namespaces(failing(libc::ENOSPC), &read);
         assert_eq!(check.hint.as_deref(), Some("as root: `sysctl -w user.max_user_namespaces=65536`"));

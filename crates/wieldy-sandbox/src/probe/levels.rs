@@ -19,12 +19,12 @@ use crate::levels::oci::remove_emptied;
 use crate::levels::oci::{Oci, OciOptions, OciProblem};
 use crate::{Native, Unconfined};
 
-/// How long a program that does nothing may take.
+/// The maximum time that a program which does nothing may take.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How much of what a program says of itself is looked at.
+/// The maximum number of bytes of a program's output that are read.
 const SAID_BYTES_MAX: usize = 4096;
 
-/// Every level, weakest first.
+/// Tries every level, weakest first.
 pub(super) async fn levels(options: &ProbeOptions, native: &Native, features: &[Probed]) -> Vec<Probed> {
     let mut checks = Vec::new();
     for level in Level::ALL {
@@ -41,7 +41,7 @@ pub(super) async fn levels(options: &ProbeOptions, native: &Native, features: &[
     checks
 }
 
-/// What each level that there is a backend for holds programs to.
+/// Returns the limits and networks that each level with a backend can enforce.
 pub(super) fn holds(hierarchy: &Hierarchy) -> Vec<Holds> {
     let held = |level: Level| {
         let (limits, networks) = match level {
@@ -73,7 +73,7 @@ async fn by_native(options: &ProbeOptions, native: &Native, features: &[Probed])
     match try_native(native, options).await {
         Ok(()) => Probed::works(name, "programs run in namespaces, under Landlock and seccomp"),
         Err(told) => {
-            // The first part that does not work is the likeliest reason.
+            // The first part that does not work is the most likely reason.
             let broken = features.iter().find(|check| check.state == ProbeState::Fails);
             let hint = broken.map(|check| match &check.hint {
                 Some(hint) => format!("this machine lacks {}: {hint}", check.name),
@@ -91,13 +91,13 @@ async fn by_native(options: &ProbeOptions, native: &Native, features: &[Probed])
     }
 }
 
-/// Whether a runtime is there and runs a container.
+/// Returns whether a runtime is there and runs a container.
 async fn by_oci(options: &ProbeOptions, level: Level, program: &str) -> Probed {
     let found = installed(options, level, program).await;
     if found.state == ProbeState::Fails {
         return found;
     }
-    // A state folder that is not there yet is not for us to make.
+    // Do not make the state folder: without one, use a temporary folder.
     let (state, passing) = match options.native.state.as_ref().filter(|state| state.exists()) {
         Some(state) => (state.join("oci"), None),
         None => match passing_folder(level) {
@@ -120,7 +120,7 @@ async fn by_oci(options: &ProbeOptions, level: Level, program: &str) -> Probed {
     probed
 }
 
-/// A new folder that only we can look into.
+/// Makes a temporary folder that only this user can open.
 fn passing_folder(level: Level) -> io::Result<PathBuf> {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos();
     let folder = std::env::temp_dir().join(format!("wieldy-probe-{}-{}-{now}", level.as_str(), std::process::id()));
@@ -128,7 +128,7 @@ fn passing_folder(level: Level) -> io::Result<PathBuf> {
     Ok(folder)
 }
 
-/// Whether a program that does nothing can be run by this backend.
+/// Runs a program that does nothing by this backend, and returns an error if that fails.
 async fn try_level(sandbox: &dyn Sandbox, confinement: &Confinement, options: &ProbeOptions) -> Result<(), String> {
     match run(sandbox, "true", &[], confinement, options, Arc::new(Said::default())).await {
         Ok(Exit { ended: Ended::Code(0), .. }) => Ok(()),
@@ -138,8 +138,7 @@ async fn try_level(sandbox: &dyn Sandbox, confinement: &Confinement, options: &P
     }
 }
 
-/// The same in a sandbox of its own, which is gone when this returns.
-/// Whether the native level works in a new folder, so that it is the workspace that does not.
+/// Returns true if the native level works in a new folder, which means that the workspace is the problem.
 async fn works_elsewhere(native: &Native, options: &ProbeOptions) -> bool {
     let Ok(folder) = passing_folder(Level::Native) else { return false };
     let mut options = options.clone();
@@ -149,6 +148,7 @@ async fn works_elsewhere(native: &Native, options: &ProbeOptions) -> bool {
     works
 }
 
+/// Tries the native level in a sandbox of its own, which is gone when this returns.
 async fn try_native(native: &Native, options: &ProbeOptions) -> Result<(), String> {
     let confinement = Confinement { place: Place::Own, ..options.confinement.clone() };
     let made = native.create(&confinement).await.map_err(|error| error.to_string())?;
@@ -188,7 +188,7 @@ async fn run(
     exit
 }
 
-/// Whether the program of a level is there, and which version it says it is. That it works is not promised by this.
+/// Returns whether the program of a level is there, with the version that it reports. Whether it works is not tried.
 async fn installed(options: &ProbeOptions, level: Level, program: &str) -> Probed {
     let Some(path) = find(program, &options.path) else {
         let hint = format!("install `{program}`, or use `native`, which is as strong as the OCI runtimes");
@@ -201,7 +201,7 @@ async fn installed(options: &ProbeOptions, level: Level, program: &str) -> Probe
     }
 }
 
-/// Without it there is nothing to try.
+/// Reports that this build has no such level.
 #[cfg(not(feature = "firecracker"))]
 async fn firecracker(_options: &ProbeOptions) -> Probed {
     let absent = crate::Unavailable::firecracker();
@@ -209,7 +209,7 @@ async fn firecracker(_options: &ProbeOptions) -> Probed {
     Probed::fails(Level::Firecracker.as_str(), problem, hint)
 }
 
-/// Whether everything is there that a guest needs, and if so, whether one boots and runs a program.
+/// Checks that everything is there that a guest needs, and if so, that one boots and runs a program.
 #[cfg(feature = "firecracker")]
 async fn firecracker(options: &ProbeOptions) -> Probed {
     use crate::{Firecracker, FirecrackerOptions, FirecrackerProblem};
@@ -248,7 +248,7 @@ async fn firecracker(options: &ProbeOptions) -> Probed {
     }
 }
 
-/// The first file of this name on the path that somebody may execute.
+/// Returns the first file of this name on the path that any user may execute.
 fn find(program: &str, path: &str) -> Option<PathBuf> {
     use std::os::unix::fs::PermissionsExt;
     let may_run = |file: &Path| file.metadata().is_ok_and(|it| it.is_file() && it.permissions().mode() & 0o111 != 0);
@@ -258,7 +258,7 @@ fn find(program: &str, path: &str) -> Option<PathBuf> {
         .find(|file| may_run(file))
 }
 
-/// What a program says to `--version`, on one line.
+/// Returns the first line that a program prints for `--version`.
 async fn version(options: &ProbeOptions, program: &Path) -> Option<String> {
     let said = Arc::new(Said::default());
     let exit = run(
@@ -276,7 +276,7 @@ async fn version(options: &ProbeOptions, program: &Path) -> Option<String> {
     (exit.ended == Ended::Code(0)).then(|| line.chars().filter(|c| !c.is_control()).take(80).collect())
 }
 
-/// The beginning of what a program printed.
+/// The beginning of a program's output.
 #[derive(Default)]
 struct Said(Mutex<Vec<u8>>);
 

@@ -1,5 +1,5 @@
-//! Tries the means of isolation on this machine: the levels that work and their parts, the enforcers of limits, and for everything that does
-//! not work the reason and a hint.
+//! Tries the means of isolation on this machine: levels, parts of the kernel, and enforcers of limits. Reports the
+//! reason and a hint for everything that does not work.
 //!
 //! [`probe`] makes the [`Report`]. The levels are in `probe/levels.rs`, the parts of the kernel in `probe/kernel.rs`.
 
@@ -19,24 +19,24 @@ use crate::levels::native;
 use crate::view::plan::Plan;
 use crate::{Native, NativeOptions, Rootfs};
 
-/// What is tried, and for whom.
+/// The settings to try with.
 #[derive(Debug, Clone)]
 pub struct ProbeOptions {
-    /// What programs would see, reach and use.
+    /// The files, network and resources that programs would have.
     pub confinement: Confinement,
-    /// How the native level is set up.
+    /// The options of the native level.
     pub native: NativeOptions,
-    /// The system that programs come from at the levels with an OCI runtime.
+    /// The root file system of programs at the levels with an OCI runtime.
     pub system: Rootfs,
-    /// How the level `firecracker` is set up.
+    /// The options of the level `firecracker`.
     #[cfg(feature = "firecracker")]
     pub firecracker: crate::FirecrackerOptions,
-    /// Where the programs of other levels are looked for: folders with `:` between them.
+    /// The folders in which the programs of other levels are looked for, separated by `:`.
     pub path: String,
 }
 
 impl ProbeOptions {
-    /// What holds for programs in this workspace where nobody says anything.
+    /// Returns the default options for programs in this workspace.
     pub fn new(workspace: &Path) -> Self {
         Self {
             confinement: Confinement {
@@ -57,38 +57,38 @@ impl ProbeOptions {
     }
 }
 
-/// What was found. Its JSON is stable: fields are added, never renamed or removed.
+/// The findings of a probe. Its JSON is stable: fields are added, never renamed or removed.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
     /// The kernel's release, such as `6.1.0`.
     pub kernel: String,
     /// The machine's architecture.
     pub architecture: String,
-    /// The account that this process runs as; 0 is root.
+    /// The user id of this process; 0 is root.
     pub user: u32,
     /// Every isolation level by its name, weakest first.
     pub levels: Vec<Probed>,
     /// The parts of the kernel that the native level is made of.
     pub features: Vec<Probed>,
-    /// How control groups are mounted: `v2`, `hybrid`, `v1` or `none`.
+    /// The way control groups are mounted: `v2`, `hybrid`, `v1` or `none`.
     pub cgroups: &'static str,
-    /// The parts of control groups that limit and measure.
+    /// The controllers of control groups, which limit and measure.
     pub controllers: Vec<Probed>,
-    /// Who sees to each limit at the native level.
+    /// The enforcer of each limit at the native level.
     pub limits: Vec<Enforcement>,
-    /// What each level holds programs to, where it works.
+    /// The limits and networks that each working level can enforce.
     pub holds: Vec<Holds>,
     /// The system calls that programs are refused at the native level.
     pub refused: Vec<RefusedCall>,
     /// The paths of the placeholders that sandboxes put into the workspace while a command runs.
     pub placeholders: Vec<String>,
-    /// What programs see at the native level, a line for each step; or why there is no such plan.
+    /// The plan of the native level, a line for each step; or the reason why there is none.
     #[serde(skip)]
     pub plan: Result<Vec<String>, String>,
 }
 
 impl Report {
-    /// Whether programs can run at this level here.
+    /// Returns true if programs can run at this level here.
     pub fn works(&self, level: Level) -> bool {
         self.levels.iter().any(|probed| probed.name == level.as_str() && probed.state == ProbeState::Works)
     }
@@ -101,27 +101,27 @@ fn placeholders(plan: &Plan, workspace: &Path) -> Vec<String> {
     paths.map(|path| path.display().to_string()).collect()
 }
 
-/// What a level holds programs to.
+/// The limits and networks that a level can enforce.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Holds {
     /// The level.
     pub level: Level,
-    /// Who sees to each limit.
+    /// The enforcer of each limit.
     pub limits: Vec<Enforcement>,
-    /// What programs can be given to reach: `none`, `open`, and `hosts` for those of a list.
+    /// The networks that programs can be given: `none`, `open`, and `hosts` for a list of hosts.
     pub networks: Vec<&'static str>,
 }
 
-/// What was found out about one thing.
+/// The finding about one level, part or controller.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Probed {
-    /// What was looked at.
+    /// The name of the level, part or controller.
     pub name: String,
-    /// How it stands.
+    /// The result of the try.
     pub state: ProbeState,
-    /// What was found, or what is wrong.
+    /// The finding, or the problem.
     pub told: String,
-    /// What can be done about it.
+    /// The remedy for the problem.
     pub hint: Option<String>,
 }
 
@@ -139,13 +139,13 @@ impl Probed {
     }
 }
 
-/// How something stands.
+/// The result of a try.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProbeState {
     /// It was tried and works.
     Works,
-    /// It is there and was not tried, so nothing is promised.
+    /// It is there but was not tried, so it may not work.
     Found,
     /// It does not work.
     Fails,
@@ -154,7 +154,7 @@ pub enum ProbeState {
 /// Tries everything. Needs a Tokio runtime with I/O and time, and leaves nothing behind.
 pub async fn probe(options: &ProbeOptions) -> Report {
     let native = Native::new(NativeOptions { warm_sandboxes: 0, ..options.native.clone() });
-    // First, as long as no sandbox holds anything in the workspace.
+    // Planned first, while no sandbox has placeholders in the workspace.
     let plan = native.plan(&options.confinement);
     let workspace = options.confinement.workspace.clone();
     let features = tokio::task::spawn_blocking(move || kernel::features(&workspace)).await.unwrap_or_default();

@@ -1,13 +1,13 @@
-//! Which addresses are on the public internet.
+//! Tells addresses of the public internet from all others.
 //!
-//! Everything else (loopback, private networks, link-local with the metadata services of clouds, multicast, reserved)
-//! belongs to the host or its surroundings, and is closed unless the allow-list says otherwise. For IPv6 the table is
-//! turned round: only what is handed out for the public internet is public, so that IPv4 addresses in disguise
-//! (mapped, compatible, NAT64) and ranges of the future are closed without being listed.
+//! All others (loopback, private networks, link-local with the metadata services of clouds, multicast, reserved) belong
+//! to the host or its surroundings, and are closed unless the allow-list names them. For IPv6 the table is reversed:
+//! only the ranges assigned to the public internet are public, so that IPv4 addresses in disguise (mapped, compatible,
+//! NAT64) and future ranges are closed without being listed.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Special ranges of IPv4: network and length of its prefix.
+/// Special ranges of IPv4: the network and the length of its prefix.
 const SPECIAL_V4: [(Ipv4Addr, u32); 17] = [
     (Ipv4Addr::new(0, 0, 0, 0), 8),
     (Ipv4Addr::new(10, 0, 0, 0), 8),
@@ -28,10 +28,10 @@ const SPECIAL_V4: [(Ipv4Addr, u32); 17] = [
     (Ipv4Addr::new(240, 0, 0, 0), 4),     // reserved, and broadcast
 ];
 
-/// What is handed out of IPv6 for the public internet.
+/// The range of IPv6 that is assigned to the public internet.
 const GLOBAL_V6: (Ipv6Addr, u32) = (Ipv6Addr::new(0x2000, 0, 0, 0, 0, 0, 0, 0), 3);
 
-/// Special ranges within that.
+/// Special ranges within [`GLOBAL_V6`].
 const SPECIAL_V6: [(Ipv6Addr, u32); 5] = [
     (Ipv6Addr::new(0x2001, 0, 0, 0, 0, 0, 0, 0), 23), // protocols, among them Teredo
     (Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0), 32), // documentation
@@ -40,7 +40,7 @@ const SPECIAL_V6: [(Ipv6Addr, u32); 5] = [
     (Ipv6Addr::new(0x3fff, 0, 0, 0, 0, 0, 0, 0), 20), // documentation
 ];
 
-/// Whether the address is one of the public internet.
+/// Returns true if the address is on the public internet.
 pub(super) fn is_public(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => !SPECIAL_V4.iter().any(|&range| holds_v4(range, address)),

@@ -1,6 +1,6 @@
-//! How bytes flow between client and host: heads, bodies and tunnels, each within bounds.
+//! Passes bytes between client and host: heads, bodies and tunnels, each within bounds.
 //!
-//! A reader's buffer is all that is held of a flow: no byte is read before the last ones were taken by the other side.
+//! Only a reader's buffer is held in memory: no byte is read before the other side has taken the last ones.
 
 use std::io::{self, Cursor, ErrorKind};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,30 +14,30 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::http::{Body, HEAD_BYTES_MAX, parse_number};
 
-/// How long a connection may stand still.
+/// The maximum time without any progress on a connection.
 const IDLE_MAX: Duration = Duration::from_secs(5 * 60);
 
-/// What is held of a flow in one direction.
+/// The size of the buffer for one direction.
 const BUFFER_BYTES: usize = 32 * 1024;
 
-/// The longest line that says how long a chunk is.
+/// The maximum length of a line with the length of a chunk.
 const CHUNK_LINE_BYTES_MAX: u64 = 1024;
 
-/// How long, and for how many bytes, a client may go on sending after its answer.
+/// The maximum time that a client may go on sending after its answer; `LINGER_BYTES_MAX` limits the bytes.
 const LINGER_MAX: Duration = Duration::from_secs(2);
 const LINGER_BYTES_MAX: u64 = 1024 * 1024;
 
-/// A reader that begins with the bytes that came along with the head.
+/// A reader that begins with the bytes received together with the head.
 pub(super) type Rest<R> = BufReader<Chain<Cursor<Vec<u8>>, R>>;
 
-/// Reads what follows a head.
+/// Returns a reader of the bytes after a head.
 pub(super) fn rest<R: AsyncRead + Unpin>(early: Vec<u8>, reader: R) -> Rest<R> {
     BufReader::with_capacity(BUFFER_BYTES, Cursor::new(early).chain(reader))
 }
 
-/// Reads a head, which may have begun with `head`, and perhaps some bytes more, which come second.
+/// Reads a head, of which `head` may be the beginning. Returns the head and the bytes received after it.
 ///
-/// Fails with [`ErrorKind::FileTooLarge`] where the head is too large.
+/// Fails with [`ErrorKind::FileTooLarge`] if the head is too large.
 pub(super) async fn read_head(
     mut head: Vec<u8>,
     reader: &mut (impl AsyncRead + Unpin),
@@ -48,7 +48,7 @@ pub(super) async fn read_head(
             let early = head.split_off(end);
             return Ok((head, early));
         }
-        // The end may have come in part.
+        // A part of the end may be there already.
         searched = head.len().saturating_sub(2);
         let room = HEAD_BYTES_MAX.saturating_sub(head.len()) as u64;
         if room == 0 {
@@ -61,7 +61,7 @@ pub(super) async fn read_head(
     }
 }
 
-/// Where an empty line ends, also one with bare LF, which is refused later.
+/// Returns the end of an empty line, also of one with bare LF, which is refused later.
 fn head_end(bytes: &[u8], from: usize) -> Option<usize> {
     (from..bytes.len()).filter(|at| bytes[*at] == b'\n').find_map(|at| match &bytes[at + 1..] {
         [b'\n', ..] => Some(at + 2),
@@ -70,7 +70,7 @@ fn head_end(bytes: &[u8], from: usize) -> Option<usize> {
     })
 }
 
-/// When bytes last moved.
+/// The time of the last progress.
 pub(super) struct Activity {
     begin: Instant,
     last_ms: AtomicU64,
@@ -85,7 +85,7 @@ impl Activity {
         self.last_ms.store(self.begin.elapsed().as_millis() as u64, Ordering::Relaxed);
     }
 
-    /// Ends when nothing has moved for too long.
+    /// Waits until there was no progress for too long.
     async fn stalled(&self) -> io::Error {
         loop {
             let end = self.begin + Duration::from_millis(self.last_ms.load(Ordering::Relaxed)) + IDLE_MAX;
@@ -105,10 +105,10 @@ impl Activity {
     }
 }
 
-/// Which side of a flow failed.
+/// The side of a flow that failed.
 #[derive(Debug)]
 pub(super) enum Broken {
-    /// What came was not what was announced, or did not come.
+    /// The data was not as announced, or did not come.
     Reading(io::Error),
     Writing(io::Error),
 }
@@ -120,7 +120,7 @@ impl From<Broken> for io::Error {
     }
 }
 
-/// Passes a body on, written anew, and not a byte more.
+/// Passes a body on, with its framing written anew, and not a byte more.
 pub(super) async fn pass_body(
     body: Body,
     from: &mut (impl AsyncBufRead + Unpin),
@@ -158,7 +158,7 @@ async fn pass_exactly(
     }
 }
 
-/// Passes on at most so many bytes, and says how many there were before the end.
+/// Passes on at most `length` bytes, and returns how many came before the end.
 async fn pass(
     length: u64,
     from: &mut (impl AsyncBufRead + Unpin),
@@ -185,7 +185,7 @@ async fn pass(
 
 async fn read_chunk_length(from: &mut (impl AsyncBufRead + Unpin)) -> io::Result<u64> {
     let line = read_line(from, CHUNK_LINE_BYTES_MAX).await?;
-    // What stands after `;` is an extension that nobody knows. Some servers fill the number up with blanks.
+    // An extension may follow after `;`, and is ignored. Some servers pad the number with blanks.
     let digits = line.split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii_end();
     parse_number(digits, 16).map_err(|problem| io::Error::new(ErrorKind::InvalidData, problem))
 }
@@ -201,7 +201,7 @@ async fn skip_trailers(from: &mut (impl AsyncBufRead + Unpin)) -> io::Result<()>
     }
 }
 
-/// Reads a line of at most so many bytes, without its CR LF.
+/// Reads a line of at most `bytes_max` bytes, without its CR LF.
 async fn read_line(from: &mut (impl AsyncBufRead + Unpin), bytes_max: u64) -> io::Result<Vec<u8>> {
     let mut line = Vec::new();
     from.take(bytes_max).read_until(b'\n', &mut line).await?;
@@ -211,7 +211,7 @@ async fn read_line(from: &mut (impl AsyncBufRead + Unpin), bytes_max: u64) -> io
     }
 }
 
-/// Passes bytes in both directions until both have ended; the end of one is passed on too.
+/// Passes bytes in both directions until both have ended; the end of one direction is passed on, too.
 pub(super) async fn tunnel(early: Vec<u8>, client: TcpStream, host: TcpStream) -> io::Result<()> {
     let activity = Activity::new();
     let (client_reader, mut client_writer) = client.into_split();
@@ -228,17 +228,17 @@ async fn pass_all(from: &mut Rest<OwnedReadHalf>, to: &mut OwnedWriteHalf, activ
     to.shutdown().await
 }
 
-/// Waits for the client to say no more, and tells whether that came; bytes that were not asked for end the waiting.
+/// Waits for the end of the client's data, and returns true if it came. Unexpected bytes end the waiting.
 pub(super) async fn said_no_more(client: &mut Rest<ReadHalf<'_>>) -> bool {
     matches!(client.fill_buf().await, Ok([]))
 }
 
-/// Closes a connection so that the client can read the last answer: closing it on unread bytes would take it back.
+/// Closes a connection so that the client can still read the answer: closing it with unread bytes would discard that.
 pub(super) async fn close(mut client: TcpStream) {
     let linger = async {
         client.shutdown().await?;
         tokio::io::copy(&mut (&mut client).take(LINGER_BYTES_MAX), &mut tokio::io::sink()).await
     };
-    // It is closed either way.
+    // The connection is closed in either case.
     let _ = timeout(LINGER_MAX, linger).await;
 }

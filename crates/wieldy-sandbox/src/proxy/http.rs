@@ -1,19 +1,19 @@
-//! The heads of requests and responses: read strictly, and written anew.
+//! Parses the heads of requests and responses strictly, and writes them anew.
 //!
-//! Whatever two readers could understand in two ways is refused. What goes on to the other side is written from what was
-//! read: the host, the length of the body and the end of the connection are never those that the client spelled.
+//! A head that two readers could understand in two ways is refused. The head for the other side is written from what
+//! was parsed: the host, the length of the body and the end of the connection are never the client's own spelling.
 
 use httparse::{EMPTY_HEADER, Header};
 
 use super::names::{Authority, Refusal};
 
-/// The largest head that is read, of a request or of a response.
+/// The maximum length of a head, of a request or of a response.
 pub(super) const HEAD_BYTES_MAX: usize = 16 * 1024;
 
-/// The most headers in one head.
+/// The maximum number of headers in one head.
 const HEADERS_MAX: usize = 128;
 
-/// Headers that are about one connection and not about the message, and those that we write ourselves.
+/// Headers that are about one connection and not about the message, and those that the proxy writes itself.
 const NOT_PASSED_ON: [&str; 12] = [
     "connection",
     "keep-alive",
@@ -29,14 +29,14 @@ const NOT_PASSED_ON: [&str; 12] = [
     "transfer-encoding",
 ];
 
-/// What a client asks for.
+/// A client's request.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Request {
     pub(super) target: Authority,
     pub(super) order: Order,
 }
 
-/// What is to be done with the target.
+/// The action to take with the target.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Order {
     /// `CONNECT`: pass bytes in both directions.
@@ -45,7 +45,7 @@ pub(super) enum Order {
     Forward { head: Vec<u8>, body: Body, is_head: bool },
 }
 
-/// How long a body is.
+/// The length of a body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Body {
     Length(u64),
@@ -53,12 +53,12 @@ pub(super) enum Body {
     UntilEnd,
 }
 
-/// Why a request goes no further.
+/// The reason why a request is not passed on.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Rejected {
-    /// It is not one that two readers would understand alike: 400.
+    /// Two readers could understand it differently: 400.
     Malformed(&'static str),
-    /// Its target is not written in the one way that is accepted: 403.
+    /// Its target is not in the one accepted spelling: 403.
     Refused(Refusal),
 }
 
@@ -69,7 +69,7 @@ impl From<&'static str> for Rejected {
 }
 
 impl Request {
-    /// Reads a whole head, with the empty line at its end.
+    /// Parses a whole head, with the empty line at its end.
     pub(super) fn parse(head: &[u8]) -> Result<Self, Rejected> {
         check_lines(head)?;
         let mut headers = [EMPTY_HEADER; HEADERS_MAX];
@@ -100,16 +100,16 @@ impl Request {
     }
 }
 
-/// The head of a response, as it goes to the client.
+/// The head of a response, as the client gets it.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Response {
     pub(super) head: Vec<u8>,
-    /// How long the body is; `None` where this is not the final response yet (`100 Continue` and the like).
+    /// The length of the body; `None` if this is not the final response yet (`100 Continue` and the like).
     pub(super) body: Option<Body>,
 }
 
 impl Response {
-    /// Reads a whole head, with the empty line at its end.
+    /// Parses a whole head, with the empty line at its end.
     pub(super) fn parse(head: &[u8], to_head_request: bool) -> Result<Self, &'static str> {
         check_lines(head)?;
         let mut headers = [EMPTY_HEADER; HEADERS_MAX];
@@ -129,7 +129,7 @@ impl Response {
         };
         let mut out = format!("HTTP/1.1 {status} {}\r\n", parsed.reason.unwrap_or_default()).into_bytes();
         headers.write_passed_on(&mut out);
-        // A length is also told where no body follows: it is the one that a GET would have had.
+        // A length is also written if no body follows: it is the one that a GET would have had.
         if let Some(body) = body.filter(|_| status != 204) {
             write_body(&mut out, body);
         }
@@ -146,7 +146,7 @@ impl<'b> Headers<'_, 'b> {
         self.0.iter().filter(move |header| header.name.eq_ignore_ascii_case(name)).map(|header| header.value)
     }
 
-    /// How long the body is, where it is said, and said once.
+    /// Returns the length of the body, if it is given; it must be given only once.
     fn body(&self, version: u8) -> Result<Option<Body>, &'static str> {
         let mut lengths = self.values("content-length");
         let mut encodings = self.values("transfer-encoding");
@@ -162,7 +162,7 @@ impl<'b> Headers<'_, 'b> {
         }
     }
 
-    /// The header `Host` must say what the target says.
+    /// Checks that the header `Host` equals the target.
     fn agree_on_host(&self, target: &Authority, default_port: u16, version: u8) -> Result<(), &'static str> {
         let mut hosts = self.values("host");
         match (hosts.next(), hosts.next()) {
@@ -187,7 +187,7 @@ impl<'b> Headers<'_, 'b> {
         out
     }
 
-    /// Writes all headers but those about the connection, among them the ones that `Connection` names.
+    /// Writes all headers except those about the connection, such as the ones that `Connection` names.
     fn write_passed_on(&self, out: &mut Vec<u8>) {
         let named: Vec<&[u8]> = self
             .values("connection")
@@ -214,7 +214,7 @@ fn write_body(out: &mut Vec<u8>, body: Body) {
     }
 }
 
-/// Takes `http://HOST:PORT/PATH` apart.
+/// Splits `http://HOST:PORT/PATH`.
 fn split_url(url: &str) -> Result<(Authority, String), Rejected> {
     const SCHEME: &str = "http://";
     let rest = match url.get(..SCHEME.len()) {
@@ -230,7 +230,7 @@ fn split_url(url: &str) -> Result<(Authority, String), Rejected> {
     Ok((authority, format!("{slash}{path}")))
 }
 
-/// Refuses what readers of HTTP are known to differ about: line ends other than CR LF, and continued lines.
+/// Refuses syntax on which HTTP parsers are known to differ: line ends other than CR LF, and continued lines.
 fn check_lines(head: &[u8]) -> Result<(), &'static str> {
     let mut rest = head;
     while let Some(end) = rest.iter().position(|byte| matches!(byte, b'\r' | b'\n' | 0)) {
@@ -242,7 +242,7 @@ fn check_lines(head: &[u8]) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Reads a number as it should be written: digits, and nothing else.
+/// Parses a number in its plain spelling: digits, and nothing else.
 pub(super) fn parse_number(text: &[u8], radix: u32) -> Result<u64, &'static str> {
     let plain = |text: &&str| text.chars().all(|character| character.is_digit(radix));
     let text = str::from_utf8(text).ok().filter(plain);

@@ -1,12 +1,13 @@
-//! The way out of a sandbox whose network is a list of hosts: a proxy for HTTP that checks every connection.
+//! Lets programs of a sandbox reach a list of hosts: a proxy for HTTP that checks every connection.
 //!
-//! It takes `CONNECT HOST:PORT` and plain requests (`GET http://HOST/PATH`), and nothing else. For each, in this order: the head
-//! is read strictly (`http.rs`); the host must be on the list (`names.rs`); its name is resolved, once, here; every
-//! address that came back must be public, or granted (`addresses.rs`); exactly these addresses are connected to. So a name that answers
-//! differently the second time gains nothing, and a redirect is one more request that goes the same way.
+//! It takes `CONNECT HOST:PORT` and plain requests (`GET http://HOST/PATH`), and nothing else. For each, in this order:
+//! the head is read strictly (`http.rs`); the host must be on the list (`names.rs`); its name is resolved once, here;
+//! every address of it must be public, or granted (`addresses.rs`); only these addresses are connected to. So a name
+//! that resolves differently the second time gains nothing, and a redirect is one more request that is checked in the
+//! same way.
 //!
-//! A connection carries one request: what follows it is not read. Whatever goes wrong, nothing is passed on. TLS goes through untouched:
-//! of a tunnel the proxy knows the host that was asked for, not the one that is talked about inside.
+//! A connection carries one request: bytes after it are not read. On any error, nothing is passed on. TLS passes
+//! unchanged: of a tunnel the proxy knows the requested host, not the one that is named inside.
 
 mod addresses;
 mod flow;
@@ -32,23 +33,23 @@ use names::{Authority, Host};
 
 pub use names::{Allowed, InvalidEntry, Reason, Refusal};
 
-/// How many connections are served at once; the rest wait in the listener's queue.
+/// The maximum number of connections that are served at once; the rest wait in the listener's queue.
 const CONNECTIONS_MAX: usize = 64;
 
-/// How long a client may take to send the head of its request.
+/// The maximum time that a client may take to send the head of its request.
 const HEAD_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// How long resolving a name may take, and then connecting.
+/// The maximum time for resolving a name; `CONNECT_TIME_MAX` is for connecting afterwards.
 const RESOLVE_TIME_MAX: Duration = Duration::from_secs(10);
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// How many of a host's addresses are tried.
+/// The maximum number of a host's addresses that are tried.
 const ADDRESSES_TRIED_MAX: usize = 8;
 
-/// How many heads may come before the one of the final response.
+/// The maximum number of heads before the one of the final response.
 const INTERIM_RESPONSES_MAX: usize = 16;
 
-/// How long to wait when no connection can be accepted, as when all descriptors are in use.
+/// The pause after a connection could not be accepted, as when all descriptors are in use.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// A running proxy. Dropping it ends it at once, with all its connections.
@@ -58,7 +59,7 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Serves the connections of `listener` until dropped. `refused` hears of each refusal; it must not block.
+    /// Serves the connections of `listener` until dropped. Calls `refused` for each refusal; it must not block.
     ///
     /// Needs a Tokio runtime with I/O and time.
     pub fn serve(
@@ -74,18 +75,18 @@ impl Proxy {
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        // The task owns the set of connections, and dropping that aborts each of them.
+        // The task owns the set of connections, and dropping the set aborts each of them.
         self.accepting.abort();
     }
 }
 
-/// Finds the addresses of a name.
+/// A resolver of host names.
 pub trait Resolve: Send + Sync + 'static {
-    /// All addresses of the name, which is in lower case and never an address itself.
+    /// Returns all addresses of the name, which is in lower case and never an address itself.
     fn resolve<'a>(&'a self, name: &'a str) -> BoxFuture<'a, io::Result<Vec<IpAddr>>>;
 }
 
-/// Finds addresses as the other programs of this machine do.
+/// A resolver that works like the other programs of this machine.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SystemResolver;
 
@@ -95,7 +96,7 @@ impl Resolve for SystemResolver {
     }
 }
 
-/// The variables that send a command to the proxy on this port of its own loopback.
+/// Returns the variables that send a command to the proxy on this port of its own loopback.
 ///
 /// Programs differ in which of them they read, and in which case.
 pub fn environment(port: u16) -> BTreeMap<String, String> {
@@ -125,11 +126,11 @@ async fn accept(listener: TcpListener, gate: Arc<Gate>) {
     }
 }
 
-/// How a request ends that brought no response from a host.
+/// The end of a request that got no response from a host.
 enum Failure {
-    /// Whoever should hear of it is gone, or has been told something already.
+    /// The client is gone, or has received a part of a response already.
     Gone,
-    /// Not answered by the host: this status and this explanation.
+    /// An answer of the proxy itself: this status and this explanation.
     Status(&'static str, String),
     Refused(Refusal),
 }
@@ -143,7 +144,7 @@ impl From<Rejected> for Failure {
     }
 }
 
-/// What every connection is checked by.
+/// The checks for every connection.
 struct Gate {
     allowed: Allowed,
     resolver: Arc<dyn Resolve>,
@@ -152,12 +153,12 @@ struct Gate {
 
 impl Gate {
     async fn serve(&self, mut client: TcpStream) {
-        // Only a delay is lost where it cannot be set.
+        // If it cannot be set, small writes are only delayed.
         let _ = client.set_nodelay(true);
         let answer = match self.steps(&mut client).await {
             Ok(Passed::Forwarded) => return flow::close(client).await,
             Ok(Passed::Tunnel { early, host }) => {
-                // However a tunnel ends, both of its sides are closed.
+                // Both connections are closed, however the tunnel ends.
                 let _ = flow::tunnel(early, client, host).await;
                 return;
             }
@@ -175,7 +176,7 @@ impl Gate {
         }
     }
 
-    /// The way of one request, leaving early where it is refused.
+    /// Handles one request, and leaves early if it is refused.
     async fn steps(&self, client: &mut TcpStream) -> Result<Passed, Failure> {
         let (head, early) = read_request(client).await?;
         let request = Request::parse(&head)?;
@@ -193,7 +194,7 @@ impl Gate {
         }
     }
 
-    /// Checks name and addresses; what is returned may be connected to.
+    /// Checks name and addresses, and returns the addresses to connect to.
     async fn check(&self, target: &Authority) -> Result<Vec<IpAddr>, Failure> {
         let refuse = |reason| Failure::Refused(target.refuse(reason));
         let reach = self.allowed.admit(&target.host, target.port).map_err(refuse)?;
@@ -214,7 +215,7 @@ impl Gate {
     }
 }
 
-/// What became of a request that was let through.
+/// The result of a request that was let through.
 enum Passed {
     Forwarded,
     Tunnel { early: Vec<u8>, host: TcpStream },
@@ -250,7 +251,7 @@ async fn connect(target: &Authority, addresses: &[IpAddr]) -> Result<TcpStream, 
         let connecting = TcpStream::connect(SocketAddr::new(*address, target.port));
         problem = match timeout_at(Instant::now() + share, connecting).await {
             Ok(Ok(host)) => {
-                // Only a delay is lost where it cannot be set.
+                // If it cannot be set, small writes are only delayed.
                 let _ = host.set_nodelay(true);
                 return Ok(host);
             }
@@ -262,7 +263,7 @@ async fn connect(target: &Authority, addresses: &[IpAddr]) -> Result<TcpStream, 
     Err(Failure::Status(status, format!("cannot connect to {}:{}: {problem}", target.host, target.port)))
 }
 
-/// Sends a request on, and its response back. The response may come, and end, while the request is still on its way.
+/// Sends a request on, and its response back. The response may come, and end, while the request is still being sent.
 async fn forward(
     head: &[u8],
     body: Body,
@@ -280,7 +281,7 @@ async fn forward(
         let request = async {
             host_writer.write_all(head).await.map_err(Broken::Writing)?;
             flow::pass_body(body, &mut client_reader, &mut host_writer, &activity).await?;
-            // The end of what the client says is passed on: by it many servers notice that nobody waits any more.
+            // Pass on the end of the client's data: many servers notice by it that the client no longer waits.
             if flow::said_no_more(&mut client_reader).await {
                 host_writer.shutdown().await.map_err(Broken::Writing)?;
             }
@@ -302,7 +303,7 @@ async fn forward(
     }
 }
 
-/// Ends with the response, or with a request that breaks off on the client's side.
+/// Waits for the end of the response. Fails if the client breaks off its request.
 async fn exchange(
     request: impl Future<Output = Result<(), Broken>>,
     response: impl Future<Output = io::Result<()>>,
@@ -312,14 +313,14 @@ async fn exchange(
         biased;
         result = &mut response => result,
         result = &mut request => match result {
-            // A host that takes no more may have answered already.
+            // A host that reads no more may have answered already.
             Ok(()) | Err(Broken::Writing(_)) => response.await,
             Err(Broken::Reading(error)) => Err(io::Error::new(io::ErrorKind::InvalidInput, error)),
         },
     }
 }
 
-/// Passes a response on; `begun` tells whether the client has seen some of it.
+/// Passes a response on; `begun` is set once the client gets a part of the final one.
 async fn respond(
     is_head: bool,
     mut host: tokio::net::tcp::ReadHalf<'_>,

@@ -1,26 +1,27 @@
-//! Which hosts may be reached: the allow-list, and the one parser of hosts.
+//! Decides which hosts may be reached: the allow-list, and the one parser of hosts.
 //!
-//! The list and the requests are read by the same [`Host::parse`], and what it returns is what is compared, resolved and
-//! connected to. It knows one spelling per host and refuses the rest, so no two readers can differ about a host.
+//! The list and the requests are read by the same [`Host::parse`], and its result is compared, resolved and connected
+//! to. It knows one spelling per host and refuses the rest, so no two readers can differ about a host.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::addresses::is_public;
 
-/// The ports that an entry without a port means.
+/// The ports of an entry without a port.
 const WEB_PORTS: [u16; 2] = [80, 443];
 
-/// How much of a host that could not be read is repeated in a refusal.
+/// The maximum number of characters of an unreadable host that a refusal repeats.
 const SHOWN_CHARACTERS_MAX: usize = 255;
 
-/// Which hosts may be reached. Nothing else may.
+/// The hosts that may be reached; all others are refused.
 ///
 /// An entry is a host, perhaps with a port, perhaps with `=private`:
 ///
 /// - `example.com` is this name and no other; `*.example.com` is every name below it, but not `example.com` itself.
-/// - Without a port, 80 and 443 are meant; `example.com:8080` is this port only, and `example.com:*` every port.
-/// - `203.0.113.7` and `[2001:db8::1]:8080` are addresses. A name on the list does not open its address, nor the other way round.
+/// - Without a port, an entry means 80 and 443; `example.com:8080` is this port only, and `example.com:*` every port.
+/// - `203.0.113.7` and `[2001:db8::1]:8080` are addresses. A name on the list does not permit its address, nor the
+///   other way round.
 /// - A name that leads to a private address (see [`Reason::Private`]) is refused all the same, unless the entry ends in
 ///   `=private`, as in `registry.corp.example=private`. An address on the list needs no such mark.
 ///
@@ -38,7 +39,7 @@ pub struct Allowed {
 }
 
 impl Allowed {
-    /// Reads the entries of a `network` list.
+    /// Parses the entries of a `network` list.
     pub fn new(entries: &[String]) -> Result<Self, InvalidEntry> {
         let read = |text: &String| {
             Entry::parse(text).map_err(|reason| InvalidEntry { entry: shown(text), reason: reason.to_owned() })
@@ -46,14 +47,14 @@ impl Allowed {
         Ok(Self { entries: entries.iter().map(read).collect::<Result<_, _>>()? })
     }
 
-    /// Decides whether this host may be reached on this port, as far as that can be said before its name is resolved.
+    /// Decides whether this host may be reached on this port, as far as possible before its name is resolved.
     pub fn decide(&self, host: &str, port: u16) -> Result<(), Refusal> {
         let refuse = |reason| Refusal { host: shown(host), port, reason };
         let host = Host::parse(host).map_err(|problem| refuse(Reason::Spelling(problem)))?;
         self.admit(&host, port).map(drop).map_err(refuse)
     }
 
-    /// Decides about a host that was read; says whether it may lead to private addresses.
+    /// Decides about a parsed host, and returns whether it may lead to private addresses.
     pub(super) fn admit(&self, host: &Host, port: u16) -> Result<Reach, Reason> {
         let mut named = self.entries.iter().filter(|entry| entry.hosts.holds(host)).peekable();
         if named.peek().is_none() {
@@ -66,7 +67,7 @@ impl Allowed {
         named.filter(|entry| entry.ports.holds(port)).map(reach).max().ok_or(Reason::Port)
     }
 
-    /// Checks the addresses that a name led to: all must be fit, or none is used.
+    /// Checks the addresses of a name: if one of them is not permitted, none is used.
     pub(super) fn check(&self, addresses: &[IpAddr], port: u16, reach: Reach) -> Result<(), Reason> {
         let fits = |address: IpAddr| {
             reach == Reach::Private || is_public(address) || self.admit(&Host::Address(address), port).is_ok()
@@ -78,35 +79,35 @@ impl Allowed {
     }
 }
 
-/// Where a host that may be reached may lead, narrower first.
+/// The addresses that a permitted host may lead to, narrower first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Reach {
     Public,
     Private,
 }
 
-/// An entry of an allow-list that cannot be read.
+/// An entry of an allow-list that cannot be parsed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{entry}` cannot stand in a list of hosts: {reason}; write HOST, *.HOST, HOST:PORT or HOST=private")]
 pub struct InvalidEntry {
     /// The entry.
     pub entry: String,
-    /// What is wrong with it.
+    /// The problem with it.
     pub reason: String,
 }
 
-/// A connection that was not made.
+/// A refused connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
-    /// The host as it was asked for; where it could not be read, what stood in its place.
+    /// The requested host; if it could not be parsed, the text in its place.
     pub host: String,
-    /// The port; 0 where it could not be read.
+    /// The port; 0 if it could not be parsed.
     pub port: u16,
-    /// Why.
+    /// The reason.
     pub reason: Reason,
 }
 
-/// Why a connection was not made.
+/// The reason why a connection was refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Reason {
@@ -117,12 +118,12 @@ pub enum Reason {
     /// The host is, or led to, this address, which is not one of the public internet: loopback, a private network,
     /// link-local (where clouds keep their credentials), multicast, reserved, or an IPv4 address in disguise.
     Private(IpAddr),
-    /// The host or port is not written in the one way that is accepted.
+    /// The host or port is not in the one accepted spelling.
     Spelling(&'static str),
 }
 
 impl Reason {
-    /// The reason in one word, as in the header `x-wieldy-refused`.
+    /// Returns the reason in one word, as in the header `x-wieldy-refused`.
     pub fn as_str(&self) -> &'static str {
         match self {
             Self::NotListed => "not-listed",
@@ -192,7 +193,7 @@ impl Entry {
         if place.contains("://") {
             return Err("this is a URL, not a host");
         }
-        // An address of IPv6 can stand without brackets where no port follows.
+        // An address of IPv6 needs no brackets if no port follows.
         if let Ok(address) = place.parse::<Ipv6Addr>() {
             let host = Host::parse(&format!("[{address}]"))?;
             return Ok(Self { hosts: Hosts::One(host), ports: Ports::Web, private });
@@ -219,7 +220,7 @@ impl Hosts {
     fn holds(&self, host: &Host) -> bool {
         match (self, host) {
             (Self::One(one), host) => one == host,
-            // No name begins with a dot, so there is a whole label before the one that `parent` begins with.
+            // No name begins with a dot, so at least one whole label comes before `parent`.
             (Self::Below(parent), Host::Name(name)) => name.ends_with(parent),
             (Self::Below(_), Host::Address(_)) => false,
         }
@@ -236,16 +237,16 @@ impl Ports {
     }
 }
 
-/// A host, of which there is one spelling only.
+/// A host in its only accepted spelling.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Host {
-    /// In lower case, without a dot at the end.
+    /// A name in lower case, without a dot at the end.
     Name(String),
     Address(IpAddr),
 }
 
 impl Host {
-    /// Reads a host as it stands in a URL: an address of IPv6 is in brackets.
+    /// Parses a host as in a URL: an address of IPv6 is in brackets.
     pub(super) fn parse(text: &str) -> Result<Self, &'static str> {
         if let Some(inner) = text.strip_prefix('[') {
             let address = inner.strip_suffix(']').and_then(|inner| inner.parse::<Ipv6Addr>().ok());
@@ -273,7 +274,7 @@ impl Host {
             }
         }
         let name = text.to_ascii_lowercase();
-        // The system's resolver takes `127.1`, `0x7f000001` and `2130706433` for addresses; a name never ends like that.
+        // The system's resolver reads `127.1`, `0x7f000001` and `2130706433` as addresses; a name never ends like that.
         let last = name.rsplit('.').next().unwrap_or_default();
         let digits = last.strip_prefix("0x").filter(|digits| digits.bytes().all(|byte| byte.is_ascii_hexdigit()));
         if digits.is_some() || last.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -301,7 +302,7 @@ pub(super) struct Authority {
 }
 
 impl Authority {
-    /// Reads `HOST:PORT`; without a default the port must be there.
+    /// Parses `HOST:PORT`; without a default the port must be there.
     pub(super) fn parse(text: &str, default: Option<u16>) -> Result<Self, Refusal> {
         let refuse =
             |host: &str, port, problem| Err(Refusal { host: shown(host), port, reason: Reason::Spelling(problem) });
@@ -320,7 +321,7 @@ impl Authority {
         }
     }
 
-    /// The refusal of this host and port.
+    /// Returns the refusal of this host and port.
     pub(super) fn refuse(&self, reason: Reason) -> Refusal {
         Refusal { host: self.host.to_string(), port: self.port, reason }
     }
@@ -346,7 +347,7 @@ fn parse_port(text: &str) -> Result<u16, &'static str> {
     text.parse().ok().filter(|_| plain).ok_or("a port is a number from 1 to 65535")
 }
 
-/// Text from outside, made fit to be shown.
+/// Returns text from outside with a limited length and escaped, so that it can be shown.
 fn shown(text: &str) -> String {
     text.chars().take(SHOWN_CHARACTERS_MAX).flat_map(char::escape_debug).collect()
 }

@@ -1,8 +1,9 @@
-//! The fork server: a small process beside the executor that makes sandboxes, waits for their end and cleans up after them.
+//! The fork server: a small process beside the executor that makes sandboxes, waits for their end and cleans up after
+//! them.
 //!
-//! It is the executor's own program, started once more and stopped before `main` (see `sys.rs`): a process with one thread and hardly
-//! any memory, so a copy of it is made quickly and may do whatever it likes. It goes when the executor does, in whatever way that
-//! goes, and takes everything with it.
+//! It is the executor's own program, started once more and diverted before `main` (see `sys.rs`). It has one thread and
+//! hardly any memory, so forking it is fast and the child may run any code. It ends when the executor ends, even by a
+//! crash, and first ends everything that it made.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::ffi::CStr;
@@ -33,10 +34,10 @@ use crate::view::plan::Step;
 /// The name that a program is started by to become a fork server.
 pub(crate) const NAME: &CStr = c"wieldy-sandbox-fork-server";
 
-/// How long places are held that nobody needs any more.
+/// The time for which paths stay held after the end of the last sandbox that needed them.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// Becomes the fork server of the process that started this one, and ends with it.
+/// Runs as the fork server of the parent process, and exits when the parent is gone.
 pub(crate) fn live() -> ! {
     // A panic would otherwise unwind into the C library's start-up code.
     let ended = std::panic::catch_unwind(|| ForkServer::begin().and_then(|mut fork_server| fork_server.serve()));
@@ -48,15 +49,15 @@ struct ForkServer {
     parent: Option<Pid>,
     tree: Tree,
     held: Placeholders,
-    /// Places that nobody needs any more, and until when they are held, the next one first.
+    /// Held paths that no sandbox needs, with the time of their release, soonest first.
     lingering: VecDeque<(Instant, PathBuf)>,
-    /// The filter of system calls for all sandboxes, once the first is made.
+    /// The compiled seccomp filter of all sandboxes; `None` until the first sandbox is made.
     filter: Option<BpfProgram>,
-    /// Those that we made, and what must not outlive them.
+    /// Inits and supervisors that the fork server made, with the resources to release at their end.
     children: HashMap<Pid, ChildResources>,
-    /// The cgroups of sandboxes whose first process was killed without an order. The executor may still read their counters.
+    /// Cgroups of sandboxes whose init was killed without an order. The executor may still read their counters.
     lost: HashMap<Pid, Vec<PathBuf>>,
-    /// Who waits for which child's end.
+    /// Children with a pending `End` order, with the sockets that are closed at their end.
     waiting_for_end: Vec<(Pid, OwnedFd)>,
 }
 
@@ -65,18 +66,18 @@ impl ForkServer {
         sys::block_signals();
         sys::reset_signal_handlers();
         let _ = thread::set_name(c"wieldy-forkserver");
-        // No terminal, and no signals that were meant for the group of the executor.
+        // Detach from the terminal, and from the signals to the executor's process group.
         let _ = process::setsid();
-        // Standard input is the socket. It gets another number, so that the standard ones lead nowhere in everything we make.
+        // Standard input is the socket. Move it to a higher number, so that 0 to 2 are `/dev/null` in every child.
         let executor = rustix::io::fcntl_dupfd_cloexec(sys::take_descriptor(0), 3)?;
-        // So does this: what was opened under a standard number would be closed there in the end, and the next socket take its place,
-        // and be left in everything that we make.
+        // Move `/dev/null` up, too. Opened as 0, 1 or 2 it would be closed there later; the next socket would get that
+        // number, and every child would inherit it.
         let nowhere = fs::File::options().read(true).write(true).open("/dev/null")?;
         let nowhere = rustix::io::fcntl_dupfd_cloexec(nowhere, 3)?;
         for number in 0..3 {
             sys::duplicate_to(nowhere.as_raw_fd(), number)?;
         }
-        // What a killed supervisor leaves behind comes to us.
+        // Descendants of a killed supervisor become children of the fork server.
         process::set_child_subreaper(Some(process::getpid()))?;
         let tree = Tree::new(sys::child_signals()?)?;
         Ok(Self {
@@ -94,7 +95,8 @@ impl ForkServer {
 
     fn serve(&mut self) -> io::Result<()> {
         let served = self.handle_orders();
-        // Killed are those that we made; of a sandbox's init that is enough. The rest follows, as it becomes ours.
+        // Kill all children. With its init, a sandbox ends. Descendants of killed supervisors become our children and
+        // are killed too.
         self.tree.kill();
         for (_, path) in std::mem::take(&mut self.lingering) {
             self.held.release(&path);
@@ -102,14 +104,14 @@ impl ForkServer {
         let lost = std::mem::take(&mut self.lost).into_values().flatten().collect();
         let lost = ChildResources { groups: lost, held: Vec::new() };
         let children = std::mem::take(&mut self.children);
-        // The executor's own group holds those of its sandboxes; if it was killed, nobody else takes it away.
+        // The executor's own cgroup is the parent of its sandboxes' cgroups. A killed executor cannot remove it.
         let was_killed = process::getppid() != self.parent;
         let mut above = BTreeSet::new();
         for resources in children.into_values().chain([lost]) {
             above.extend(resources.groups.iter().flat_map(|group| above_it(group)));
             resources.remove(&mut self.held);
         }
-        // Those in others before those.
+        // Inner cgroups before outer ones.
         for group in above.iter().rev().filter(|_| was_killed) {
             let _ = fs::remove_dir(group);
         }
@@ -154,7 +156,7 @@ impl ForkServer {
             }
             (ForkServerOrder::Supervisor, Some(socket)) => self.make_supervisor(socket),
             (ForkServerOrder::IdMapNamespace { uid, gid }, Some(socket)) => {
-                // Whoever waits at the socket's other end sees it end, should nothing come.
+                // If no message can be sent, the socket closes, and the waiting executor sees its end.
                 let _ = match identity::namespace(uid, gid) {
                     Ok(made) => protocol::send(&socket, &ForkServerReport { error: None }, &[made.as_fd()]),
                     Err(error) => protocol::send(&socket, &ForkServerReport { error: Some(error.to_string()) }, &[]),
@@ -187,12 +189,14 @@ impl ForkServer {
         }
     }
 
-    /// Takes note of who has ended. Nobody is our child but those that we made and those that lost their parent by violence.
+    /// Reaps children that ended and releases their resources. Other children are orphans of a killed supervisor, and
+    /// are killed.
     fn reap(&mut self) {
         for (pid, was_killed) in self.tree.reap_strangers(&self.children) {
             if let Some(mut resources) = self.children.remove(&pid) {
                 if was_killed && self.waiting_for_end.iter().all(|(child, _)| *child != pid) {
-                    // The kernel may have killed it for its memory, which only the counters of its cgroups tell.
+                    // Only the counters of its cgroups show whether the kernel killed it for its memory, so they stay
+                    // for now.
                     self.lost.insert(pid, std::mem::take(&mut resources.groups));
                 }
                 resources.remove(&mut self.held);
@@ -200,7 +204,7 @@ impl ForkServer {
         }
     }
 
-    /// Enters a child, and removes the cgroups of a lost one that had the same number.
+    /// Adds a child, and removes the cgroups of a lost child that had the same process id.
     fn register(&mut self, pid: Pid) {
         self.remove_groups_of(pid);
         self.children.insert(pid, ChildResources::default());
@@ -210,7 +214,7 @@ impl ForkServer {
         self.lost.remove(&pid).iter().flatten().for_each(|group| remove_group(group));
     }
 
-    /// Holds places for a child again, and covers them in its mount namespace.
+    /// Holds a child's placeholders again, and masks them again in its mount namespace.
     fn wake(
         &mut self,
         child: i32,
@@ -221,7 +225,7 @@ impl ForkServer {
         let gone = || io::Error::other("the sandbox is gone");
         let namespace = namespace.ok_or_else(gone)?;
         let resources = Pid::from_raw(child).and_then(|pid| self.children.get_mut(&pid)).ok_or_else(gone)?;
-        // A person may have made one of the names meanwhile: it is covered as it is.
+        // The user may have made a file of that name meanwhile: it is masked as it is.
         let (theirs, missing): (Vec<_>, Vec<_>) =
             placeholders.into_iter().partition(|place| is_marked(&place.path) == Marked::No);
         let theirs: Vec<_> = theirs.into_iter().map(|place| place.path).collect();
@@ -242,7 +246,7 @@ impl ForkServer {
     }
 
     fn end_child(&mut self, child: i32, linger: bool, socket: OwnedFd) {
-        // Only a child that was not waited for: its number is its own.
+        // Only a child that was not reaped yet: its process id cannot have been given to another process.
         if let Some(pid) = Pid::from_raw(child)
             && let Some(resources) = self.children.get_mut(&pid)
         {
@@ -268,7 +272,7 @@ impl ForkServer {
                 Supervisor { socket, landlock: None, private: Vec::new() }.live()
             }
             Ok(Some(pid)) => self.register(pid),
-            // Whoever waits at the socket's other end sees it end.
+            // The socket closes, and the waiting executor sees its end.
             Err(_) => {}
         }
     }
@@ -309,7 +313,7 @@ impl ForkServer {
             None => {
                 groups_to_join.join();
                 let Ok(socket) = socket.try_clone() else { sys::exit_now(1) };
-                // What is closed here must not be closed again.
+                // `close_all_but` closes this descriptor; dropping it would close that number twice.
                 std::mem::forget(go);
                 if sys::close_all_but(&mut [0, 1, 2, socket.as_raw_fd(), go_ours.as_raw_fd()]).is_err() {
                     sys::exit_now(1);
@@ -321,44 +325,44 @@ impl ForkServer {
                     let _ = process::kill_process(pid, Signal::KILL);
                     return Err(("mapping users", error));
                 }
-                drop(go); // the end of file lets it go on
+                drop(go); // the end of file lets the init go on
                 Ok(pid)
             }
         }
     }
 }
 
-/// If the machine runs out of memory, it should be a command that goes and not the executor. What comes of this process inherits it.
+/// Makes this process and its descendants, rather than the executor, the first choice of the kernel's OOM killer.
 pub(crate) fn prefer_for_oom_kill() {
     let _ = fs::write("/proc/self/oom_score_adj", "500");
 }
 
-/// Makes sure that this process ends with the one that made it.
+/// Has the kernel kill this process when its parent ends.
 pub(crate) fn die_with_parent() -> io::Result<()> {
     process::set_parent_process_death_signal(Some(Signal::KILL))?;
     Ok(())
 }
 
-/// The control groups that the first process of a sandbox enters before anything else.
+/// The cgroups that the init of a sandbox enters before it does anything else.
 ///
-/// Entering by itself takes a process no time. To be moved by another makes the kernel wait for all of its processors, for some
-/// 10 ms. The executor moves the process where entering failed.
+/// A process enters a cgroup itself at once. When another process moves it, the kernel waits for all processors, for
+/// about 10 ms. The executor moves the init only if entering failed.
 struct JoinedGroups {
-    /// The folder of the group of cgroup v2.
+    /// The folder of the cgroup v2 group.
     folder: Option<OwnedFd>,
-    /// The files `tasks` of the groups of v1.
+    /// The files `tasks` of the cgroup v1 groups.
     tasks: Vec<OwnedFd>,
 }
 
 impl JoinedGroups {
-    /// Makes a copy of this process, in the group of v2 where that works.
+    /// Forks this process, into the cgroup v2 group if that works.
     fn fork(&self, flags: i32) -> io::Result<Option<Pid>> {
         let within = self.folder.as_ref().map(|folder| sys::fork_into(flags, folder.as_fd()));
-        // Without the group the kernel tells what is wrong, should that not have been the group.
+        // Without the cgroup the kernel returns the error again, if the cgroup was not its cause.
         within.and_then(Result::ok).map_or_else(|| sys::fork(flags), Ok)
     }
 
-    /// Moves this process, which has one thread, to the groups of v1.
+    /// Moves this process, which has one thread, to the cgroup v1 groups.
     fn join(&self) {
         for tasks in &self.tasks {
             let _ = rustix::io::write(tasks, b"0");
@@ -366,11 +370,11 @@ impl JoinedGroups {
     }
 }
 
-/// What must not outlive a sandbox.
+/// The resources to release when a sandbox ends.
 #[derive(Default)]
 struct ChildResources {
     groups: Vec<PathBuf>,
-    /// The places that are held for it, parents first.
+    /// The paths that are held for it, parents first.
     held: Vec<PathBuf>,
 }
 
@@ -386,8 +390,8 @@ impl ChildResources {
     }
 }
 
-/// Removes a sandbox's cgroup and those of its supervisors; nobody is in them any more. Other sandboxes may still be in it, and then it stays
-/// for the executor to remove.
+/// Removes the empty cgroups of a sandbox and of its supervisors. If the cgroup still has those of other sandboxes, it
+/// stays, and the executor removes it later.
 fn remove_group(folder: &Path) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         if entry.file_name().as_encoded_bytes().starts_with(b"supervisor-") {
@@ -397,7 +401,7 @@ fn remove_group(folder: &Path) {
     let _ = fs::remove_dir(folder);
 }
 
-/// The cgroups that a sandbox's is in, up to the executor's own.
+/// Returns the ancestors of a sandbox's cgroup, up to the executor's own.
 fn above_it(group: &Path) -> Vec<PathBuf> {
     let is_own = |folder: &Path| folder.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"wieldy-"));
     let above: Vec<&Path> = group.ancestors().skip(1).collect();

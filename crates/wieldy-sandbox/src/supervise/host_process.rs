@@ -1,7 +1,7 @@
-//! Programs outside of every sandbox that keep one: an OCI runtime, or Firecracker.
+//! Runs the programs that manage sandboxes from outside: an OCI runtime, or Firecracker.
 //!
-//! They run under a supervisor of the fork server, as the commands of the level `none` do, so a program and all that it started end
-//! with the executor.
+//! They run under a supervisor of the fork server, like the commands of the level `none`. So a program and its
+//! descendants end with the executor.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,10 +15,10 @@ use super::protocol::{ForkServerOrder, RunLimits, RunOrder};
 use super::run::{RunOutcome, SupervisorClient};
 use super::socket::{ForkServerClient, Socket, end_child};
 
-/// The `PATH` of such a program, which is all of its environment.
+/// The `PATH` of such a program; its environment has no other variable.
 pub(crate) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// A supervisor outside of every sandbox, with the fork server that made it and must not end before it.
+/// A supervisor outside of every sandbox, with the fork server that made it. The fork server must not end before it.
 pub(crate) struct HostSupervisor {
     supervisor: SupervisorClient,
     fork_server: Arc<ForkServerClient>,
@@ -33,8 +33,8 @@ impl HostSupervisor {
         Ok(Self { supervisor: SupervisorClient::arrive(socket).await?, fork_server })
     }
 
-    /// Runs a command to its end, and returns the supervisor for the next one unless it was lost. Then the fork server has ended everything
-    /// that it was responsible for.
+    /// Runs a command to its end, and returns the supervisor for the next command unless it was lost. If it was lost,
+    /// the fork server has ended all processes of the command.
     pub(crate) async fn run(
         mut self,
         command: &Command,
@@ -57,7 +57,7 @@ impl HostSupervisor {
 /// A program outside of every sandbox, before it starts.
 pub(crate) struct HostProcess {
     host: HostSupervisor,
-    /// The folder in which the supervisor counts what the program writes.
+    /// The folder in which the supervisor counts the bytes and files that the program writes.
     workspace: PathBuf,
     limits: RunLimits,
     is_raw: bool,
@@ -69,7 +69,7 @@ impl HostProcess {
         Ok(Self { host, workspace: PathBuf::from("/"), limits: RunLimits::default(), is_raw: false })
     }
 
-    /// The same, but whatever it runs is ended once more comes into the workspace than the limits allow.
+    /// Ends the program when more is written to the workspace than the limits allow.
     pub(crate) fn watching(mut self, workspace: &Path, limits: &ResourceLimits) -> Self {
         let ResourceLimits { disk_bytes, disk_files, .. } = *limits;
         self.workspace = workspace.to_owned();
@@ -77,8 +77,8 @@ impl HostProcess {
         self
     }
 
-    /// The same, but with a terminal that passes everything on as it is, for a program that makes another one further inside. It makes
-    /// this one so itself, after it has begun to write.
+    /// Sets its terminal to raw mode from the start, for a program that makes another terminal further inside. The
+    /// program also sets raw mode itself, but only after it has begun to write.
     pub(crate) fn raw(self) -> Self {
         Self { is_raw: true, ..self }
     }
@@ -87,7 +87,7 @@ impl HostProcess {
         self.host.supervisor.pid()
     }
 
-    /// Runs a program to its end, with the input and the terminal of `command`; whatever it started ends with it.
+    /// Runs a program to its end, with the input and the terminal of `command`. All its descendants end with it.
     pub(crate) async fn run(
         self,
         program: &Path,
@@ -112,20 +112,20 @@ impl HostProcess {
     }
 }
 
-/// What nobody hears.
+/// An output sink that drops all bytes.
 pub(crate) struct NullSink;
 
 impl OutputSink for NullSink {
     fn write(&self, _stream: Stream, _bytes: &[u8]) {}
 }
 
-/// Input and output of a runtime that needs none.
+/// Returns a command without input and terminal, for a program of a runtime that needs neither.
 pub(crate) fn idle_command() -> Command {
     let (program, arguments, environment) = ("sleeper".into(), Vec::new(), Default::default());
     Command { program, arguments, environment, folder: PathBuf::new(), stdin: Stdin::Nothing, terminal: None }
 }
 
-/// Does something that waits for others, where nobody else has to wait for it.
+/// Runs blocking work on a thread of its own, so that it does not block other tasks.
 pub(crate) async fn blocking<T: Send + 'static, E: From<io::Error> + Send + 'static>(
     work: impl FnOnce() -> Result<T, E> + Send + 'static,
 ) -> Result<T, E> {

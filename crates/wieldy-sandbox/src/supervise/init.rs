@@ -1,11 +1,13 @@
-//! The first process of a native sandbox: mounts the file tree, gives up every right to change it, and makes supervisors.
+//! The first process of a native sandbox: mounts the file tree, drops all privileges, and makes supervisors.
 //!
-//! It does most of this ahead, before the workspace is known, and makes the first supervisor, which gives up all rights by itself and waits.
-//! Then it mounts what was granted and leaves the host's root.
+//! It does most of this in advance, before the workspace is known: it mounts the system folders and makes the first
+//! supervisor, which drops its own privileges and waits. Later it mounts the granted folders and leaves the host's
+//! root.
 //!
-//! Once it reports that it is ready it has no capabilities and no way to new privileges, like the commands. The seccomp filter, which takes the
-//! kernel a while to prepare, is installed right after that report and before the next order. When it ends, everything in the sandbox ends:
-//! when its socket is closed by the executor, and when the fork server is gone.
+//! Once it reports that it is ready, it has no capabilities and cannot gain privileges, like the commands. The seccomp
+//! filter, which takes the kernel a while to prepare, is installed right after that report and before the next order.
+//! It ends when the executor closes its socket and when the fork server is gone, and everything in the sandbox ends
+//! with it.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -35,26 +37,26 @@ use crate::view::mounts;
 use crate::view::mounts::NewRoot;
 use crate::view::plan::{self, Step};
 
-/// All that a new sandbox begins with.
+/// The state of an init before its first order.
 pub(crate) struct Init {
     pub(crate) socket: OwnedFd,
     pub(crate) identity: Identity,
     pub(crate) open_network: bool,
-    /// What may be called.
+    /// The compiled seccomp filter.
     pub(crate) filter: BpfProgram,
 }
 
-/// What was being done when it failed, and how.
+/// The step that failed, and the error.
 type Failure = (String, io::Error);
 
-/// What is done before anybody knows what the sandbox will show.
+/// A sandbox whose steps known in advance are done.
 struct Prepared {
     root: NewRoot,
     rules: Rules,
     ready: Ready,
 }
 
-/// What is kept for later.
+/// The state of an init that makes supervisors.
 struct Ready {
     tree: Tree,
     landlock: OwnedFd,
@@ -63,11 +65,11 @@ struct Ready {
 }
 
 impl Init {
-    /// Waits to be let go, builds the sandbox when it is told how, serves.
+    /// Waits for the end of file of `go`, builds the sandbox as ordered, serves, and exits.
     pub(crate) fn live(self, go: OwnedFd) -> ! {
         let _ = rustix::io::read(&go, &mut [0_u8; 1]);
         drop(go);
-        // A panic must not unwind into the fork server, whose copy we are.
+        // A panic must not unwind into the fork server's code, of which this process is a fork.
         let lived = std::panic::catch_unwind(AssertUnwindSafe(|| self.build_and_serve()));
         sys::exit_now(i32::from(!matches!(lived, Ok(Ok(())))))
     }
@@ -87,8 +89,8 @@ impl Init {
         let Some((InitOrder::Build(order), beside)) = self.order()? else { return Ok(()) };
         match self.build(prepared, &order, beside) {
             Ok(mut ready) => {
-                // The first command need not wait for that, whose supervisor has the filter already; only its processor time, a tenth of a
-                // millisecond, counts for it. If the filter cannot be had, this is the end of both.
+                // The first command does not wait for this: its supervisor already has the filter. It is only charged
+                // the processor time, 0.1 ms. If this fails, the init exits and the sandbox ends.
                 seccomp::install(&self.filter)?;
                 ready.serve(&self.socket)
             }
@@ -96,7 +98,7 @@ impl Init {
         }
     }
 
-    /// The next order; nothing once nobody is there to give any.
+    /// Waits for the next order; `None` if the executor has closed the socket.
     fn order(&self) -> io::Result<Option<(InitOrder, Vec<OwnedFd>)>> {
         Ok(protocol::receive(&self.socket)?.map(|received| (received.message, received.descriptors)))
     }
@@ -105,12 +107,12 @@ impl Init {
         protocol::send(&self.socket, &InitReport::Failed { doing, error: error.to_string() }, &[])
     }
 
-    /// Does all that can be done without knowing what was granted, the first supervisor included.
+    /// Does everything that does not depend on the confinement, and makes the first supervisor.
     fn prepare(&self, steps: &[Step], beside: Vec<OwnedFd>) -> Result<Prepared, Failure> {
         mounts::detach().map_err(doing("parting with the machine's mounts"))?;
         let sources = mounts::open_sources(steps)?;
         self.identity.assume().map_err(doing("becoming the sandbox's user"))?;
-        // Once more, since a change of user undoes it.
+        // Again, since a change of user resets it.
         fork_server::die_with_parent().map_err(doing("tying the sandbox to its fork server"))?;
         let root = NewRoot::begin(steps).map_err(doing("moving to the new root"))?;
         root.add(steps, sources)?;
@@ -124,7 +126,7 @@ impl Init {
         let rules = rules.map_err(|absent| ("Landlock".into(), io::Error::other(absent)))?;
         let landlock = rules.descriptor().map_err(doing("keeping Landlock rules"))?;
         let tree = sys::child_signals().and_then(Tree::new).map_err(doing("hearing of children"))?;
-        // They are parts of one file system, so it does not matter that others may come.
+        // All private folders are on one file system, so those that later steps add need not be known.
         let private = plan::private(steps);
         let private = private.iter().filter_map(|path| CString::new(path.as_os_str().as_bytes()).ok()).collect();
         bound_rights();
@@ -138,7 +140,7 @@ impl Init {
         Ok(Prepared { root, rules, ready })
     }
 
-    /// Does the rest, and gives up the right to do anything of the kind again.
+    /// Does the rest, drops all privileges, and reports that the sandbox is ready.
     fn build(&self, prepared: Prepared, order: &BuildOrder, beside: Vec<OwnedFd>) -> Result<Ready, Failure> {
         let Prepared { root, mut rules, ready } = prepared;
         root.finish(&order.steps, order.sources.iter().copied().zip(beside).collect())?;
@@ -150,7 +152,8 @@ impl Init {
             let made = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(doing("listening for the proxy"))?;
             listener = Some(made);
         }
-        // By this the fork server can cover placeholders again that were away while the sandbox was idle. Commands never get it.
+        // Through this the fork server can mask again the placeholders that were away while the sandbox was idle.
+        // Commands never get it.
         let namespace = File::open("/proc/self/ns/mnt").map_err(doing("opening its mount namespace"))?;
         give_up_rights().map_err(doing("giving up all rights"))?;
         let proxy_port = listener.as_ref().and_then(|listener| Some(listener.local_addr().ok()?.port()));
@@ -170,15 +173,15 @@ fn doing_rules(error: LandlockError) -> Failure {
     ("making Landlock rules".into(), io::Error::other(error))
 }
 
-/// No program that is executed from now on gets rights that it has not inherited; those of this process stay.
+/// Empties the capability bounding set, so that no later `exec` adds capabilities. This process keeps its own.
 fn bound_rights() {
     for capability in CapabilitySet::all().iter() {
-        // Those that this kernel does not know cannot be had.
+        // It fails for capabilities that this kernel does not know; no process can have those.
         let _ = thread::remove_capability_from_bounding_set(capability);
     }
 }
 
-/// Gives up every right that the namespaces gave us, for ever.
+/// Drops all capabilities that the namespaces gave this process, for good.
 fn give_up_rights() -> io::Result<()> {
     let none = CapabilitySet::empty();
     let _ = thread::clear_ambient_capability_set();
@@ -189,7 +192,7 @@ fn give_up_rights() -> io::Result<()> {
 }
 
 impl Ready {
-    /// Makes supervisors as they are ordered, and buries the dead, until the executor is gone.
+    /// Makes supervisors as ordered, and reaps dead children, until the executor is gone.
     fn serve(&mut self, socket: &OwnedFd) -> io::Result<()> {
         loop {
             let mut polled =
@@ -215,7 +218,7 @@ impl Ready {
         }
     }
 
-    /// Makes a supervisor, which first of all does what it is told.
+    /// Makes a supervisor, which calls `first` before it serves.
     fn make_supervisor(&mut self, socket: OwnedFd, first: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
         match sys::fork(0)? {
             Some(pid) => drop(self.supervisors.insert(pid, ())),

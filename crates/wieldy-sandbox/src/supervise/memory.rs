@@ -1,8 +1,8 @@
-//! Measures the memory of processes where no control group does: the private memory of each, and shared memory once.
+//! Measures the memory of a command's processes without a cgroup: the private memory of each, and shared memory once.
 //!
-//! Most shared memory is mapped and found with the processes that map it. The rest is looked up by itself: files without a name
-//! (`memfd_create`) by the descriptors of the processes, segments of System V in the kernel's list, and private folders, which are a file
-//! system in memory, as a whole.
+//! Most shared memory is mapped, so the figures of the processes include it. The rest is found in three other ways:
+//! memfds (`memfd_create`) by the descriptors of the processes, System V segments in the kernel's list, and the private
+//! folders, a file system in memory, by the file system's size.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,31 +12,32 @@ use std::time::{Duration, Instant};
 
 use crate::supervise::watch::BLOCK_BYTES;
 
-/// As the kernel begins the names of files without a name, and of segments.
+/// The prefixes of the kernel's names of memfds and System V segments.
 const FILE: &str = "/memfd:";
 const SEGMENT: &str = "/SYSV";
 
-/// What can be there without being mapped, by the beginning of its name and its number; and how many bytes it holds.
+/// Sizes in bytes of memfds and System V segments, which need not be mapped, by name prefix and inode or segment
+/// number.
 type Apart = BTreeMap<(&'static str, u64), u64>;
 
-/// The private folders that are kept in memory.
+/// The use of the private folders that are in memory.
 #[derive(Clone, Copy)]
 pub(crate) struct InFolders<'a> {
     /// The bytes that the call has added to them.
     pub(crate) bytes: u64,
-    /// Their file systems' device numbers.
+    /// The device numbers of their file systems.
     pub(crate) devices: &'a [u64],
 }
 
-/// What a look at processes has found.
+/// The processes of a command with memory, at one moment.
 #[derive(Default)]
 pub(crate) struct Found {
-    /// Of each process a thread that still has its memory, and how much that is.
+    /// Of each process, a thread that still has its memory, and the size of that memory.
     mapped: Vec<(PathBuf, u64)>,
 }
 
 impl Found {
-    /// Adds a process with these threads. The first one may have ended before the others: then only they tell.
+    /// Adds a process with these threads. If the first thread has ended, the figures are read from another one.
     pub(crate) fn add(&mut self, threads: &[PathBuf]) {
         let Some((thread, bytes)) = threads.iter().find_map(|thread| Some((thread, resident_bytes(thread)?))) else {
             return;
@@ -44,7 +45,7 @@ impl Found {
         self.mapped.push((thread.clone(), bytes));
     }
 
-    /// The files without a name that the processes have open.
+    /// Returns the memfds that the processes have open.
     fn files(&self) -> Apart {
         let mut files = Apart::new();
         let opened = self.mapped.iter().filter_map(|(thread, _)| fs::read_dir(thread.join("fd")).ok());
@@ -58,15 +59,15 @@ impl Found {
     }
 }
 
-/// How much memory a command has, look by look.
+/// A meter of the memory of a command, read again and again.
 pub(crate) struct Memory {
     limit: u64,
-    /// The segments that others had made before.
+    /// The System V segments that existed before the command.
     segments_before: Apart,
-    /// The files without a name when they were last looked for, and when to do that again: it takes long where there are many processes.
+    /// The memfds found by the last search, and the time of the next one: with many processes a search takes long.
     files: Apart,
     files_again_at: Option<Instant>,
-    /// What was counted more than once when that was last found out, and when to find out again at the latest.
+    /// The bytes counted more than once by the last exact measurement, and the latest time of the next one.
     twice_bytes: u64,
     again_at: Option<Instant>,
 }
@@ -77,10 +78,11 @@ impl Memory {
         Self { limit, segments_before: segments(), files, files_again_at, twice_bytes: 0, again_at: None }
     }
 
-    /// Returns how much there is, as exactly as it takes to know whether that is more than allowed.
+    /// Returns the bytes of memory in use, exactly enough to decide whether they pass the limit.
     ///
-    /// Pages of a file in a private folder that processes map are in the size of its file system and in their `RssShmem`. They
-    /// are subtracted by their mappings: the larger of both sums would miss that one process maps what another one only wrote.
+    /// Mapped pages of a file in a private folder are counted twice: in the size of its file system and in the
+    /// `RssShmem` of the processes. They are subtracted by the mappings of each process. The larger of the two sums
+    /// would be too small if one process maps a file and another only writes one.
     pub(crate) fn bytes(&mut self, found: Found, in_folders: InFolders<'_>) -> u64 {
         let begun = Instant::now();
         if self.files_again_at.is_none_or(|at| at <= begun) {
@@ -93,35 +95,38 @@ impl Memory {
             apart.insert(segment, bytes.saturating_sub(before));
         }
         let apart_bytes = apart.values().sum::<u64>() + in_folders.bytes;
-        // What several processes map, and what is found in both ways, is counted more than once.
+        // An upper bound: pages that several processes map, or that were found in both ways, are counted more than
+        // once.
         let most = apart_bytes + mapped.iter().map(|(_, bytes)| bytes).sum::<u64>();
         let begun = Instant::now();
         let is_time = self.again_at.is_some_and(|at| at <= begun);
         if most <= self.limit || (most.saturating_sub(self.twice_bytes) <= self.limit && !is_time) {
             return most.saturating_sub(self.twice_bytes);
         }
-        // A process that may not be looked at counts whole; one that has ended meanwhile has nothing any more.
+        // A process whose mappings cannot be read counts whole; one that has ended meanwhile counts nothing.
         let whole = |thread: &Path| resident_bytes(thread).unwrap_or(0);
         let shares = mapped
             .iter()
             .map(|(thread, _)| share_bytes(thread, &apart, in_folders.devices).unwrap_or_else(|| whole(thread)));
         let exact = apart_bytes + shares.sum::<u64>();
         self.twice_bytes = most.saturating_sub(exact);
-        // It takes the kernel long where there is much of it.
+        // The kernel needs long for this if there is much memory.
         self.again_at = Some(Instant::now() + (begun.elapsed() * 10).max(Duration::from_millis(100)));
         exact
     }
 }
 
-/// What a process has of its own or shares, without programs and libraries, which are the page cache's; nothing if it has no memory any more.
+/// Returns the private and shared memory of a process; `None` if it has ended. Programs and libraries are page cache
+/// and do not count.
 fn resident_bytes(thread: &Path) -> Option<u64> {
     let status = fs::read_to_string(thread.join("status")).ok()?;
     Some(field(&status, "RssAnon:")? + field(&status, "RssShmem:")?)
 }
 
-/// A process's share of that, where others have the rest; without what was found apart. Nothing where it may not be looked at.
+/// Returns the proportional share (PSS) of that memory, without memory in `apart` and on `devices`; `None` if it cannot
+/// be read.
 fn share_bytes(thread: &Path, apart: &Apart, devices: &[u64]) -> Option<u64> {
-    // In this order: what is unmapped meanwhile must not look as if it were there twice.
+    // `smaps` first: memory unmapped between the two reads must not be counted twice.
     let of_apart = if apart.is_empty() && devices.is_empty() {
         0
     } else {
@@ -131,7 +136,8 @@ fn share_bytes(thread: &Path, apart: &Apart, devices: &[u64]) -> Option<u64> {
     Some((field(&all, "Pss_Anon:")? + field(&all, "Pss_Shmem:")?).saturating_sub(of_apart))
 }
 
-/// How much of these mappings is of what was found apart. What was changed in a mapping of one's own is not.
+/// Returns the share of these mappings in the memfds and segments of `apart` and in files on `devices`. Private copies
+/// of pages that the process changed do not count.
 fn mapped_apart_bytes(mappings: &str, apart: &Apart, devices: &[u64]) -> u64 {
     let (mut sum, mut is_apart) = (0_u64, false);
     for line in mappings.lines() {
@@ -159,19 +165,19 @@ fn device(text: &str) -> Option<u64> {
     Some(rustix::fs::makedev(part(major)?, part(minor)?))
 }
 
-/// The segments of System V of this sandbox.
+/// Returns the System V segments of this IPC namespace.
 fn segments() -> Apart {
     let listed = fs::read_to_string("/proc/sysvipc/shm").unwrap_or_default();
     let segment = |line: &str| {
         let words: Vec<&str> = line.split_ascii_whitespace().collect();
         let number = |index: usize| words.get(index)?.parse::<u64>().ok();
-        // Their number, and what of them is in memory and in swap space.
+        // The id, and the bytes in memory and in swap space.
         Some(((SEGMENT, number(1)?), number(14)? + number(15)?))
     };
     listed.lines().skip(1).filter_map(segment).collect()
 }
 
-/// A figure of a file in `/proc`, where each has a line, in KiB.
+/// Returns a field in KiB of a file in `/proc` that has one field per line, in bytes.
 fn field(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     Some(line.trim().trim_end_matches("kB").trim_end().parse::<u64>().ok()? * 1024)

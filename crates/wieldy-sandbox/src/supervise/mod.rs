@@ -1,11 +1,8 @@
-//! Processes: started, watched and ended, with everything that they start themselves.
+//! Starts processes, watches them, and ends them with all their descendants.
 //!
-//! The executor's program runs three more times beside it, in the roles that `ARCHITECTURE.md` draws: `fork_server` makes sandboxes and
-//! supervisors, `init` is the first process of a native sandbox, `supervisor` runs one command after the other. `protocol` has their
-//! messages and `socket` the executor's ends of their sockets.
-//!
-//! `run` is the executor's side of one command and `pipes` its input and output; `host_process` the same for a program outside of every sandbox. A supervisor uses `tree`
-//! (all processes of its command), `watch` and `memory` (limits that no control group enforces).
+//! Three helper processes run the executor's own program: the fork server makes sandboxes and supervisors, an init is
+//! the first process of a native sandbox, and a supervisor runs commands, one at a time. `ARCHITECTURE.md` draws them,
+//! and the head of `lib.rs` lists the files.
 
 pub(crate) mod fork_server;
 pub(crate) mod host_process;

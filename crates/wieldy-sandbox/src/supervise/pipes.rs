@@ -1,4 +1,4 @@
-//! The executor's ends of a command's input and output, pipes or a terminal: copies bytes between them and the call.
+//! Copies bytes between a call and the executor's ends of its command's pipes or terminal.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -14,28 +14,28 @@ use wieldy_core::{OutputSink, Stdin, Stream, Terminal};
 
 use crate::sys;
 
-/// How much is read from a pipe at once: as much as a pipe holds unless somebody changes it.
+/// Maximum number of bytes per read: the kernel's default capacity of a pipe.
 const READ_BYTES: usize = 64 * 1024;
 
-/// For how long what comes through a pipe is handed on before others have their turn.
+/// Longest time for which one pipe is forwarded before other tasks get a turn.
 const TURN: Duration = Duration::from_micros(500);
 
-/// How many typed signals wait for somebody to send them on.
+/// Maximum number of typed signals in the queue.
 const TYPED_MAX: usize = 8;
 
-/// Our ends of a command's input and output.
+/// The executor's ends of a command's input and output.
 pub(crate) struct Pipes {
-    /// Taken by whoever writes to it, since closing it is the end of file.
+    /// Taken by the one task that writes to it; dropping it sends the end of file.
     stdin: Mutex<Option<AsyncFd<OwnedFd>>>,
     stdout: AsyncFd<OwnedFd>,
-    /// Where it is not the same as output.
+    /// `None` for a terminal, where standard error is the same as output.
     stderr: Option<AsyncFd<OwnedFd>>,
-    /// Told which signals are typed, where the terminal's own kernel has nobody to send them to.
+    /// Receives typed signals if the command runs in another kernel: this kernel has no process to signal.
     typed: Option<mpsc::Sender<Signal>>,
 }
 
 impl Pipes {
-    /// Pipes, and the command's ends of them.
+    /// Makes pipes, and returns them with the command's ends.
     pub(crate) fn open(stdin: &Stdin) -> io::Result<(Self, [OwnedFd; 3])> {
         let (stdin_ours, stdin) = match stdin {
             Stdin::Nothing => (None, std::fs::File::open("/dev/null")?.into()),
@@ -52,7 +52,7 @@ impl Pipes {
         Ok((pipes, [stdin, stdout.into(), stderr.into()]))
     }
 
-    /// A terminal, which is input and output in one.
+    /// Takes a terminal as input and output in one.
     pub(crate) fn terminal(descriptors: Vec<OwnedFd>) -> io::Result<Self> {
         let terminal = descriptors.into_iter().next().ok_or_else(|| io::Error::other("no terminal came"))?;
         let stdin = Some(sys::watched(terminal.try_clone()?, Interest::WRITABLE)?);
@@ -60,7 +60,8 @@ impl Pipes {
         Ok(Self { stdin: Mutex::new(stdin), stdout, stderr: None, typed: None })
     }
 
-    /// A terminal for a command that another kernel runs, its end of it three times, and what is typed there to signal the command.
+    /// Makes a terminal for a command in another kernel. Returns it with three copies of the command's end and a queue
+    /// of typed signals.
     pub(crate) fn terminal_beyond(terminal: Terminal) -> io::Result<(Self, [OwnedFd; 3], mpsc::Receiver<Signal>)> {
         let (ours, theirs) = crate::supervise::supervisor::terminal(terminal.rows, terminal.columns)?;
         let (typed, signals) = mpsc::channel(TYPED_MAX);
@@ -68,7 +69,7 @@ impl Pipes {
         Ok((pipes, [theirs.try_clone()?, theirs.try_clone()?, theirs], signals))
     }
 
-    /// Passes bytes on until nothing of the command's tree is left, which `over` waits for.
+    /// Copies bytes until `over` is ready, that is, until no process of the command's tree is left.
     pub(crate) async fn pump_until<T>(
         &self,
         stdin: &Stdin,
@@ -81,14 +82,14 @@ impl Pipes {
             let mut pumped = false;
             loop {
                 tokio::select! {
-                    biased; // a command that never stops talking must still be heard to end
+                    biased; // a command that prints without end must not hide its own end
                     over = &mut over => break over,
                     () = &mut pumping, if !pumped => pumped = true,
                 }
             }
         };
-        // Nobody of the tree is left to write, so what there is, is in the pipes already. Waiting for their end instead would
-        // be waiting for whoever else was handed a descriptor.
+        // No process of the tree is left to write, so all of its output is in the pipes. Do not wait for the end of
+        // file: a process outside the tree may have got a descriptor.
         self.forward_rest(output);
         over
     }
@@ -100,14 +101,14 @@ impl Pipes {
             }
         };
         tokio::join!(
-            biased; // where both have something, output before complaints
+            biased; // if both have bytes, standard output before standard error
             forward(&self.stdout, Stream::Stdout, output),
             errors,
             self.feed(stdin)
         );
     }
 
-    /// Writes everything and closes the pipe. A command that does not want all of it is no error.
+    /// Writes all input and closes the pipe. A command that does not read all of it causes no error.
     async fn feed(&self, stdin: &Stdin) {
         let Some(pipe) = self.stdin.lock().ok().and_then(|mut stdin| stdin.take()) else { return };
         match stdin {
@@ -123,27 +124,27 @@ impl Pipes {
 
     async fn enter(&self, pipe: &AsyncFd<OwnedFd>, bytes: &[u8]) {
         let typed = self.typed.iter();
-        // As the terminal is set before: the program may change that when it is signalled.
+        // Use the terminal's modes from before the write: the program may change them when it gets the signal.
         let signals: Vec<_> = typed
             .flat_map(|typed| typed_signals(pipe.get_ref(), bytes).into_iter().map(move |signal| (typed, signal)))
             .collect();
         write_all(pipe, bytes).await;
         for (typed, signal) in signals {
-            // Who has not heard of so many yet will not miss this one.
+            // If the queue is full, drop the signal.
             let _ = typed.try_send(signal);
         }
     }
 
-    /// Hands on what is in the pipes, and no more: whoever still writes is none of ours.
+    /// Forwards the bytes that are in the pipes now. A process that still writes is not of the command's tree.
     fn forward_rest(&self, output: &dyn OutputSink) {
         let stderr = self.stderr.as_ref().map(|stderr| (Stream::Stderr, stderr));
         let mut buffer = Vec::new();
         for (stream, pipe) in std::iter::once((Stream::Stdout, &self.stdout)).chain(stderr) {
-            // Of a terminal, some may be under way.
+            // A terminal may still have bytes in transit, so allow a whole buffer.
             let in_pipe =
                 || rustix::io::ioctl_fionread(pipe.get_ref()).ok().and_then(|count| usize::try_from(count).ok());
             let mut left = if self.stderr.is_some() { in_pipe().unwrap_or(READ_BYTES) } else { READ_BYTES };
-            // Read past the runtime, which may not yet have heard that there is something.
+            // Read without waiting for readiness, which the runtime may not have noticed yet.
             while left > 0
                 && let Ok(count @ 1..) = read(pipe, &mut buffer)
             {
@@ -160,7 +161,7 @@ fn read(pipe: &AsyncFd<OwnedFd>, buffer: &mut Vec<u8>) -> Result<usize, Errno> {
     retry_on_intr(|| rustix::io::read(pipe.get_ref(), rustix::buffer::spare_capacity(buffer)))
 }
 
-/// Hands on what comes through a pipe, until its end.
+/// Forwards the bytes of a pipe until its end.
 async fn forward(pipe: &AsyncFd<OwnedFd>, stream: Stream, output: &dyn OutputSink) {
     let (mut buffer, mut began) = (Vec::new(), std::time::Instant::now());
     while let Ok(mut ready) = pipe.readable().await {
@@ -168,10 +169,10 @@ async fn forward(pipe: &AsyncFd<OwnedFd>, stream: Stream, output: &dyn OutputSin
             Ok(0) => return,
             Ok(_) => output.write(stream, &buffer),
             Err(Errno::AGAIN) => ready.clear_ready(),
-            // Of a terminal that nobody has open any more, this is the end.
+            // A terminal whose other end is closed gives an error (`EIO`), which is its end.
             Err(_) => return,
         }
-        // A pipe that is never empty must not keep us from hearing that the command should stop, nor others of this thread waiting.
+        // A pipe that is never empty must not delay a stop of the command or the other tasks of this thread.
         if began.elapsed() >= TURN {
             tokio::task::yield_now().await;
             began = std::time::Instant::now();
@@ -193,12 +194,12 @@ async fn write_all(pipe: &AsyncFd<OwnedFd>, mut bytes: &[u8]) {
     }
 }
 
-/// The signals that a terminal makes of these bytes, as it is set now.
+/// Returns the signals that a terminal with the current modes makes of these bytes.
 fn typed_signals(terminal: &OwnedFd, bytes: &[u8]) -> Vec<Signal> {
     use rustix::termios::{LocalModes, SpecialCodeIndex as Key, tcgetattr};
     let Ok(modes) = tcgetattr(terminal) else { return Vec::new() };
     let keys = [(Key::VINTR, Signal::INT), (Key::VQUIT, Signal::QUIT), (Key::VSUSP, Signal::TSTP)];
-    // No key is the zero byte.
+    // A zero byte means that no key is set.
     let is_typed = |key: u8| key != 0 && modes.local_modes.contains(LocalModes::ISIG) && bytes.contains(&key);
     keys.into_iter().filter(|(key, _)| is_typed(modes.special_codes[*key])).map(|(_, signal)| signal).collect()
 }

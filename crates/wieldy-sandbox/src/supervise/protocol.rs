@@ -1,5 +1,5 @@
-//! Messages between the executor, its fork server, inits and supervisors: one JSON text each, with descriptors beside it, over sockets that
-//! keep messages whole.
+//! Messages between the executor, its fork server, inits and supervisors: one JSON text each, with descriptors
+//! attached, over `SOCK_SEQPACKET` sockets.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Seek, Write};
 use std::mem::MaybeUninit;
@@ -18,152 +18,153 @@ use serde::{Deserialize, Serialize};
 use crate::view::placeholders::Placeholder;
 use crate::view::plan;
 
-/// What the executor tells its fork server.
+/// An order from the executor to its fork server. The first descriptor attached is the socket for the reply.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum ForkServerOrder {
-    /// Make the first process of a sandbox, in namespaces of its own; it waits for orders at the socket beside this. After the
-    /// socket come the folder of the group of cgroup v2 that it starts in, if `in_folder`, and the `tasks` files of groups of
-    /// v1 that it joins. Joining is tried only: the executor sees to it.
+    /// Make the init of a sandbox, in new namespaces; it waits for orders at the attached socket. After the socket come
+    /// the folder of the cgroup v2 group that it starts in, if `in_folder`, and the `tasks` files of the v1 groups that
+    /// it joins. If joining fails, the executor moves it.
     WarmInit { open_network: bool, in_folder: bool },
-    /// Make a supervisor outside of every sandbox; beside it comes its socket.
+    /// Make a supervisor outside of every sandbox, which serves the attached socket.
     Supervisor,
-    /// Hand over a user namespace in which the files of this owner are those of the sandboxes' account, through the socket beside it.
+    /// Send a user namespace that maps this owner's files to the sandboxes' account.
     IdMapNamespace { uid: u32, gid: u32 },
-    /// Hold these places for this child, the missing ones by placeholders, and say so through the socket beside it. When the child is
-    /// gone, let go of them, and remove its cgroups.
+    /// Hold these paths for this child, and make placeholders for the missing ones; then reply. At the end of the
+    /// child, release the paths and remove its cgroups.
     Register { child: i32, protected: Vec<PathBuf>, placeholders: Vec<Placeholder>, groups: Vec<PathBuf> },
-    /// Let go of these placeholders of a child that is idle, and say so through the socket beside it.
+    /// Release these placeholders of an idle child, then reply.
     Rest { child: i32, places: Vec<PathBuf> },
-    /// Hold these places for a child again, take the steps that cover them in its mount namespace, which comes beside the socket, and say so.
+    /// Hold these placeholders for a child again, and mask them by these steps in its mount namespace, which is
+    /// attached after the socket; then reply.
     Wake { child: i32, placeholders: Vec<Placeholder>, steps: Vec<plan::Step> },
-    /// Kill this child, and close the socket beside it when it is gone, and with it everything that it left behind; but if `linger`, the
-    /// places that were held for it only a little later, since the next one will most likely need them, too.
+    /// Kill this child and release its resources, then close the attached socket. With `linger`, its paths are released
+    /// a little later, since the next sandbox will most likely need them, too.
     End { child: i32, linger: bool },
 }
 
-/// What the executor tells a sandbox's first process.
+/// An order from the executor to the init of a sandbox.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum InitOrder {
-    /// Take these steps already, whatever will follow, and make the first supervisor; beside it comes its socket.
+    /// Take these steps before the rest is known, and make the first supervisor, which serves the attached socket.
     Prepare(Vec<plan::Step>),
-    /// Build the sandbox; beside it come mounts for some of the steps.
+    /// Build the sandbox; mounts for some of the steps are attached.
     Build(Box<BuildOrder>),
-    /// Make another supervisor; beside it comes its socket.
+    /// Make another supervisor, which serves the attached socket.
     Supervisor,
 }
 
-/// A sandbox to be built.
+/// The rest of a sandbox, which is built once its workspace is known.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct BuildOrder {
-    /// How what processes see is built, as far as that was not prepared.
+    /// The steps of the mount plan that were not taken in advance.
     pub(crate) steps: Vec<plan::Step>,
-    /// The steps that the mounts beside this are for, by their number.
+    /// The indexes of the steps that the attached mounts belong to.
     pub(crate) sources: Vec<usize>,
-    /// Whether somebody on the outside will listen inside the sandbox's own network.
+    /// True if the proxy needs a listening socket in the sandbox's network namespace.
     pub(crate) proxied: bool,
 }
 
-/// What an init tells the executor.
+/// A report from an init to the executor.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum InitReport {
-    /// The process is there and waits; the message's credentials say which it is.
+    /// The init is running and waits; the message's credentials have its process id.
     Waiting,
-    /// What should be prepared is.
+    /// The steps of `Prepare` are taken.
     Prepared,
-    /// The sandbox is ready; beside it come its mount namespace and the socket to listen on, if there should be one.
+    /// The sandbox is ready; its mount namespace is attached and, if `proxied`, the listening socket.
     Ready { landlock_abi: u32, proxy_port: Option<u16> },
-    /// It could not be made.
+    /// The sandbox could not be made.
     Failed { doing: String, error: String },
 }
 
-/// What the executor tells a supervisor.
+/// An order from the executor to a supervisor.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum SupervisorOrder {
-    /// Run a command; beside it come its input, its output and its complaints.
+    /// Run a command; without a terminal, its standard input, output and error are attached.
     Run(Box<RunOrder>),
-    /// End the command that runs: politely first, then not.
+    /// End the running command: `SIGTERM` first, `SIGKILL` after the grace time.
     Stop,
 }
 
-/// A command to be run.
+/// A command to run.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct RunOrder {
     pub(crate) program: String,
     pub(crate) arguments: Vec<String>,
     pub(crate) environment: Vec<(String, String)>,
-    /// Where what it writes is counted.
+    /// The folder in which written bytes and new files are counted.
     pub(crate) workspace: PathBuf,
     pub(crate) folder: PathBuf,
     pub(crate) grace_ms: u64,
-    /// Rows and columns of the terminal to make.
+    /// The rows and columns of the terminal to make.
     pub(crate) terminal: Option<(u16, u16)>,
-    /// Whether that passes everything on as it is, as the program makes another one further inside.
+    /// True if the terminal is raw, since the program makes another terminal further inside.
     #[serde(default)]
     pub(crate) is_raw: bool,
     pub(crate) limits: RunLimits,
 }
 
-/// What a supervisor sees to while a command runs.
+/// The limits that a supervisor enforces while a command runs.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub(crate) struct RunLimits {
     pub(crate) open_files: Option<u64>,
     pub(crate) disk_bytes: Option<u64>,
     pub(crate) disk_files: Option<u64>,
-    /// Whether somebody wants to know in the end how many files were made.
+    /// True if the report needs the number of files made.
     #[serde(default)]
     pub(crate) counts_files: bool,
-    /// Only where nobody else does.
+    /// Enforced by the supervisor only if no cgroup does.
     pub(crate) memory_bytes: Option<u64>,
-    /// The same for what the call has and what the session's private folders hold.
+    /// The memory limit of the session: the call's memory and the session's private folders together.
     #[serde(default)]
     pub(crate) session_memory_bytes: Option<u64>,
-    /// Only where nobody else does.
+    /// Enforced by the supervisor only if no cgroup does.
     pub(crate) processes: Option<u64>,
-    /// How many processes the kernel counts with these that are no command's.
+    /// The number of processes in the same count of the kernel that belong to no command.
     #[serde(default)]
     pub(crate) residents: u64,
 }
 
-/// What the fork server tells the executor; beside it comes what was asked for.
+/// A reply of the fork server; a requested descriptor is attached.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct ForkServerReport {
     pub(crate) error: Option<String>,
 }
 
-/// What a supervisor tells the executor.
+/// A report from a supervisor to the executor.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum SupervisorReport {
-    /// It is there; the message's credentials say which process it is.
+    /// The supervisor is running; the message's credentials have its process id.
     Here,
-    /// The command has a terminal, whose other end comes beside this.
+    /// The command has a terminal, whose other end is attached.
     Terminal,
     /// The command could not be started.
     NotStarted { step: StartStep, errno: i32 },
-    /// The command has ended and nothing of its tree is left.
+    /// The command has ended, and no process of its tree is left.
     Ended(RunReport),
 }
 
-/// How a run went.
+/// The result and the resource usage of a command.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct RunReport {
-    /// As `wait` gives it.
+    /// The wait status of the command.
     pub(crate) status: i32,
     pub(crate) cpu_us: u64,
-    /// Of the largest process.
+    /// The peak of the largest process.
     pub(crate) memory_peak_kib: u64,
     pub(crate) blocks_read: u64,
     pub(crate) blocks_written: u64,
-    /// As far as the supervisor saw.
+    /// The largest number of processes that the supervisor saw.
     pub(crate) processes_peak: u64,
     pub(crate) wall_us: u64,
-    /// Files and folders that it made and did not remove, where somebody wants to know.
+    /// The number of files and folders that it made and did not remove, if `counts_files` was set.
     #[serde(default)]
     pub(crate) files_made: u64,
-    /// The limit that it passed, and how much it used.
+    /// The limit that it passed, and the amount it used.
     pub(crate) overrun: Option<(Limit, u64)>,
 }
 
-/// The limits that a supervisor notices.
+/// A limit that a supervisor enforces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Limit {
     DiskBytes,
@@ -173,7 +174,7 @@ pub(crate) enum Limit {
     Processes,
 }
 
-/// What could not be done to start a command.
+/// The step at which starting a command failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum StartStep {
     Order,
@@ -203,27 +204,27 @@ impl std::fmt::Display for StartStep {
     }
 }
 
-/// The most descriptors beside one message.
+/// Maximum number of descriptors attached to one message.
 const DESCRIPTORS_MAX: usize = 64;
-/// Longer messages go into a file in memory, and only its descriptor through the socket.
+/// Longest message that is sent inline. A longer one is written to a memfd, whose descriptor is sent.
 const INLINE_BYTES_MAX: usize = 8 * 1024;
-/// Begins a message whose text is in the first descriptor beside it.
+/// Sent instead of a long message, whose text is in the first descriptor attached.
 const IN_FILE: &[u8] = b"@";
 
-/// A message that came.
+/// A received message.
 pub(crate) struct Received<T> {
     pub(crate) message: T,
     pub(crate) descriptors: Vec<OwnedFd>,
-    /// Who sent it, in our own numbers, where the socket was told to ask.
+    /// The sender's id in this process's pid namespace, if the socket has `SO_PASSCRED`.
     pub(crate) sender: Option<Pid>,
 }
 
-/// Two ends of a socket that keeps messages whole.
+/// Returns the two ends of a new `SOCK_SEQPACKET` socket.
 pub(crate) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
 }
 
-/// Sends a message with descriptors beside it.
+/// Sends a message with descriptors attached.
 pub(crate) fn send<T: Serialize>(socket: impl AsFd, message: &T, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
     let text = serde_json::to_vec(message)?;
     if text.len() <= INLINE_BYTES_MAX {
@@ -249,7 +250,7 @@ fn send_bytes(socket: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_
     Ok(())
 }
 
-/// Receives the next message; nothing once the other end is gone.
+/// Receives the next message; `None` if the other end is closed.
 pub(crate) fn receive<T: DeserializeOwned>(socket: impl AsFd) -> io::Result<Option<Received<T>>> {
     let mut buffer = vec![0; INLINE_BYTES_MAX + 1];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX), ScmCredentials(1))];

@@ -1,4 +1,4 @@
-//! Runs a command under a supervisor, as the executor sees it: gives the order, copies bytes, waits for the report.
+//! The executor's side of one command: sends the order to a supervisor, copies input and output, waits for the report.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -24,14 +24,15 @@ use crate::supervise::protocol::{
 use crate::supervise::socket::Socket;
 use crate::view::host::on_host;
 
-/// How often a supervisor that should end a command is woken, as long as it has not: a command may have stopped it.
+/// The time between two `SIGCONT` to a supervisor that was ordered to end its command: the command may have stopped it.
 const WAKE_EVERY: Duration = Duration::from_millis(50);
 
-/// How long after the grace time a supervisor may take before it is killed itself, and the rest left to whoever made it.
+/// Longest time after the grace time for a supervisor to end its command. Then it is killed, and its parent kills the
+/// command.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Runs a command, which must be seen to its end even if nobody waits for it any more: it is then told to stop, and a task of its own
-/// does the waiting.
+/// Runs a command to its end, even if the future is dropped: then the command is stopped, and a new task waits for its
+/// end.
 pub(crate) async fn run_to_end<F>(
     stop: CancellationToken,
     run: impl FnOnce(CancellationToken) -> F,
@@ -43,7 +44,7 @@ where
         return Err(SandboxError::Creation { reason: "the run was stopped before it began".into() });
     }
     let stop = stop.child_token();
-    // Whatever a panic leaves behind is as if the future had been dropped there.
+    // A panic leaves the same state as dropping the future at that point.
     let run = AssertUnwindSafe(run(stop.clone())).catch_unwind();
     let ended = Unfinished { run: Some(Box::pin(run)), stop, runtime: Handle::try_current().ok() }.await;
     ended.unwrap_or_else(|panic| {
@@ -54,7 +55,7 @@ where
     })
 }
 
-/// What is left of a run. Dropped before its end, it is told to stop, and goes on in a task of the runtime that it began in.
+/// A run. If it is dropped before its end, it is stopped and goes on in a new task of the runtime that it began in.
 struct Unfinished<F: Future<Output: Send> + Send + 'static> {
     run: Option<Pin<Box<F>>>,
     stop: CancellationToken,
@@ -83,27 +84,27 @@ impl<F: Future<Output: Send> + Send + 'static> Drop for Unfinished<F> {
     }
 }
 
-/// A supervisor, waiting for commands. Dropping it ends it and all that is in it.
+/// A client of one supervisor. Dropping it ends the supervisor and its command.
 pub(crate) struct SupervisorClient {
     socket: Socket,
     pid: Pid,
 }
 
-/// How a command went.
+/// The outcome of a command.
 pub(crate) struct RunOutcome {
     pub(crate) ended: Ended,
     pub(crate) report: RunReport,
-    /// Whether the supervisor had to be killed with it.
+    /// True if the supervisor had to be killed with the command.
     pub(crate) supervisor_lost: bool,
 }
 
 impl SupervisorClient {
-    /// Whether there is still somebody in it.
+    /// Returns true if the supervisor is alive.
     pub(crate) fn is_alive(&self) -> bool {
         self.socket.is_alive()
     }
 
-    /// Waits for a supervisor that was ordered to say that it is there.
+    /// Waits for the first report of a supervisor that was ordered.
     pub(crate) async fn arrive(socket: Socket) -> io::Result<Self> {
         match socket.receive::<SupervisorReport>().await? {
             Some(received) => {
@@ -118,7 +119,8 @@ impl SupervisorClient {
         self.pid
     }
 
-    /// Runs a command until no process of its tree is left. Must be waited for to the end: a supervisor does one thing at a time.
+    /// Runs a command until no process of its tree is left. The future must not be dropped: a supervisor runs one
+    /// command at a time.
     pub(crate) async fn run(
         &mut self,
         command: &Command,
@@ -133,7 +135,7 @@ impl SupervisorClient {
                 Ok(RunOutcome { ended: ended(report.status), report, supervisor_lost: false })
             }
             Some(SupervisorReport::NotStarted { step, errno }) => Err(requested.not_started(command, step, errno)),
-            // It kept its supervisor from its work until that was killed with it.
+            // The command kept its supervisor from working until both were killed.
             _ if stop.is_cancelled() => Ok(RunOutcome {
                 ended: Ended::Signal(libc::SIGKILL),
                 report: RunReport::default(),
@@ -158,7 +160,8 @@ impl SupervisorClient {
             let (pipes, [stdin, stdout, stderr]) = Pipes::open(&command.stdin).map_err(no_pipes)?;
             let theirs = [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()];
             self.socket.send(&order, &theirs).await.map_err(lost)?;
-            // Kept open: that nobody else writes any more is nothing to wake up for, as the supervisor says so a moment later.
+            // Keep the command's ends open, so that the end of its last writer causes no wake-up: the supervisor's
+            // report follows.
             (pipes, Some([stdout, stderr]))
         } else {
             self.socket.send(&order, &[]).await.map_err(lost)?;
@@ -172,7 +175,7 @@ impl SupervisorClient {
         self.follow(&pipes, &command.stdin, grace, output, stop).await.map_err(lost)
     }
 
-    /// Passes bytes on until the supervisor says how the command went.
+    /// Copies bytes until the supervisor reports the end of the command.
     async fn follow(
         &self,
         pipes: &Pipes,
@@ -204,13 +207,13 @@ impl SupervisorClient {
         Ok(told.await?.map(|received| received.message))
     }
 
-    /// Signals the supervisor. It was not waited for by us, but as long as its socket is open its number is its own.
+    /// Signals the supervisor. It is not our child, but as long as its socket is open its process id belongs to it.
     fn signal(&self, signal: Signal) {
         let _ = kill_process(self.pid, signal);
     }
 }
 
-/// What was asked for, to say what of it could not be had.
+/// The parts of an order that errors about starting it name.
 pub(crate) struct Requested {
     path: String,
     folder: PathBuf,
@@ -252,7 +255,7 @@ fn crashed(command: &Command, how: &str) -> SandboxError {
     SandboxError::Crashed { reason: format!("`{}` was lost: {how}", command.program) }
 }
 
-/// The order for a command. The error says what is wrong with which thing.
+/// Returns the order for a command, or an error that names the invalid part.
 pub(crate) fn prepare(command: &Command, confinement: &Confinement) -> io::Result<RunOrder> {
     without_nul(&command.program, "the program's path")?;
     for word in &command.arguments {

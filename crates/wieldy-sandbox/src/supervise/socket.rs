@@ -1,4 +1,4 @@
-//! The executor's end of a socket to an init or a supervisor, and its client of the fork server.
+//! The executor's end of a socket to an init or a supervisor, and the client of the fork server.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,46 +18,46 @@ use crate::supervise::fork_server;
 use crate::supervise::protocol::{self, ForkServerOrder, ForkServerReport, Received};
 use crate::sys;
 
-/// How often we look for room in a socket that is full.
+/// The time between two attempts to send to a full socket.
 const ROOM_EVERY: Duration = Duration::from_millis(1);
 
-/// A socket that messages come and go through without anybody being kept waiting.
+/// An asynchronous message socket.
 pub(crate) struct Socket {
     fd: AsyncFd<OwnedFd>,
 }
 
 impl Socket {
-    /// Two ends: ours, and one for somebody else.
+    /// Returns the two ends of a new socket: this process's, and one to send to another process.
     pub(crate) fn pair() -> io::Result<(Self, OwnedFd)> {
         let (ours, theirs) = protocol::pair()?;
-        // Messages say which process they come from, in numbers that are ours.
+        // Each message then carries its sender's process id, in this process's pid namespace.
         rustix::net::sockopt::set_socket_passcred(&ours, true)?;
         Ok((Self { fd: sys::watched(ours, Interest::READABLE)? }, theirs))
     }
 
-    /// Sends a message with descriptors beside it.
+    /// Sends a message with descriptors attached.
     pub(crate) async fn send<T: Serialize>(&self, message: &T, beside: &[BorrowedFd<'_>]) -> io::Result<()> {
         loop {
             match protocol::send(self.fd.get_ref(), message, beside) {
-                // Whoever is at the other end takes a message before the next one comes, so this is rare; to be told of room would wake us
-                // each time one was taken.
+                // The peer usually takes each message before the next one, so a full socket is rare. To poll for room
+                // would wake this task each time a message was taken.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => tokio::time::sleep(ROOM_EVERY).await,
                 sent => return sent,
             }
         }
     }
 
-    /// Whether the other end, which says nothing unasked, is still there.
+    /// Returns true if the other end is open. The other end must be one that sends nothing unasked.
     pub(crate) fn is_alive(&self) -> bool {
         is_silent(self.fd.get_ref())
     }
 
-    /// Sends a message if there is room for it.
+    /// Sends a message if the socket has room for it.
     pub(crate) fn try_send<T: Serialize>(&self, message: &T) -> io::Result<()> {
         protocol::send(self.fd.get_ref(), message, &[])
     }
 
-    /// Waits for the next message; nothing once the other end is gone.
+    /// Waits for the next message; `None` if the other end is closed.
     pub(crate) async fn receive<T: DeserializeOwned>(&self) -> io::Result<Option<Received<T>>> {
         loop {
             let mut ready = self.fd.ready(Interest::READABLE).await?;
@@ -69,7 +69,7 @@ impl Socket {
     }
 }
 
-/// Whether nothing came through a socket that says nothing unasked, not even its end.
+/// Returns true if the socket has no pending data and is not at EOF.
 pub(crate) fn is_silent(socket: &OwnedFd) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec};
     let mut polled = [PollFd::new(socket, PollFlags::IN)];
@@ -77,14 +77,14 @@ pub(crate) fn is_silent(socket: &OwnedFd) -> bool {
     matches!(rustix::event::poll(&mut polled, Some(&at_once)), Ok(0))
 }
 
-/// The executor's hold on its fork server. Letting go of it ends everything that the fork server has made.
+/// A client of the fork server. Dropping it ends the fork server and everything that it made.
 pub(crate) struct ForkServerClient {
     socket: OwnedFd,
     process: Option<Child>,
 }
 
 impl ForkServerClient {
-    /// The fork server of this process, started if there is none or if it is gone.
+    /// Returns the fork server of this process, and starts one if there is none or if it is gone.
     pub(crate) fn of_this_process() -> io::Result<Arc<Self>> {
         static FORK_SERVER: Mutex<Weak<ForkServerClient>> = Mutex::new(Weak::new());
         let mut known = FORK_SERVER.lock().unwrap_or_else(PoisonError::into_inner);
@@ -115,12 +115,12 @@ impl ForkServerClient {
         is_silent(&self.socket)
     }
 
-    /// Gives an order; whoever is made by it answers through the socket beside it.
+    /// Sends an order with the socket for the reply.
     pub(crate) fn order(&self, order: &ForkServerOrder, socket: &OwnedFd) -> io::Result<()> {
         self.send(order, &[socket.as_fd()])
     }
 
-    /// Gives an order with several descriptors beside it, the socket of the process that answers first.
+    /// Sends an order with several descriptors, the socket for the reply first.
     pub(crate) fn send(&self, order: &ForkServerOrder, beside: &[BorrowedFd<'_>]) -> io::Result<()> {
         protocol::send(&self.socket, order, beside)
             .map_err(|error| io::Error::new(error.kind(), format!("the fork server does not listen: {error}")))
@@ -128,12 +128,12 @@ impl ForkServerClient {
 }
 
 impl ForkServerClient {
-    /// Gives an order and waits for the answer.
+    /// Sends an order and waits for the reply.
     pub(crate) async fn ask(&self, order: &ForkServerOrder) -> io::Result<Vec<OwnedFd>> {
         self.begin(order)?.wait().await
     }
 
-    /// The same with a descriptor beside the order.
+    /// Sends an order with another descriptor, and waits for the reply.
     pub(crate) async fn ask_with(&self, order: &ForkServerOrder, beside: BorrowedFd<'_>) -> io::Result<Vec<OwnedFd>> {
         let (socket, theirs) = Socket::pair()?;
         self.send(order, &[theirs.as_fd(), beside])?;
@@ -141,25 +141,25 @@ impl ForkServerClient {
         PendingReply(socket).wait().await
     }
 
-    /// Gives an order that will be answered.
+    /// Sends an order, without waiting for its reply.
     pub(crate) fn begin(&self, order: &ForkServerOrder) -> io::Result<PendingReply> {
         let (socket, theirs) = Socket::pair()?;
         self.order(order, &theirs)?;
         Ok(PendingReply(socket))
     }
 
-    /// A user namespace in which the files of this owner are those of the sandboxes' account.
+    /// Returns a user namespace that maps this owner's files to the sandboxes' account.
     pub(crate) async fn id_map_namespace(&self, uid: u32, gid: u32) -> io::Result<OwnedFd> {
         let namespace = self.ask(&ForkServerOrder::IdMapNamespace { uid, gid }).await?.into_iter().next();
         namespace.ok_or_else(|| io::Error::other("the fork server sent nothing"))
     }
 }
 
-/// What the fork server will say to an order.
+/// The pending reply of the fork server to an order.
 pub(crate) struct PendingReply(Socket);
 
 impl PendingReply {
-    /// Waits until it is said; what was asked for comes beside it.
+    /// Waits for the reply and returns the descriptors that came with it.
     pub(crate) async fn wait(self) -> io::Result<Vec<OwnedFd>> {
         match self.0.receive::<ForkServerReport>().await? {
             None => Err(io::Error::other("the fork server is gone")),
@@ -169,7 +169,7 @@ impl PendingReply {
     }
 }
 
-/// Waits until a child of the fork server is gone, and with it everything that it left behind.
+/// Has the fork server kill a child, and waits until the child is gone and its resources are released.
 pub(crate) async fn end_child(fork_server: &ForkServerClient, child: Pid, linger: bool) -> io::Result<()> {
     let (socket, theirs) = Socket::pair()?;
     fork_server.order(&ForkServerOrder::End { child: child.as_raw_pid(), linger }, &theirs)?;
@@ -180,8 +180,8 @@ pub(crate) async fn end_child(fork_server: &ForkServerClient, child: Pid, linger
 impl Drop for ForkServerClient {
     fn drop(&mut self) {
         let Some(mut process) = self.process.take() else { return };
-        // It ends when it sees the end of the socket, which is closed right after this. Somebody must take note of its end, and
-        // nobody should wait for it here.
+        // The socket is closed right after this, and then the fork server ends. A thread reaps it, so that the drop
+        // does not block.
         let reaper = std::thread::Builder::new().name("wieldy-reaper".into()).spawn(move || drop(process.wait()));
         let mut leaving = LEAVING.lock().unwrap_or_else(PoisonError::into_inner);
         leaving.retain(|reaper| !reaper.is_finished());
@@ -189,14 +189,15 @@ impl Drop for ForkServerClient {
     }
 }
 
-/// The process that makes sandboxes, started while the program still does something else. It stays until this is dropped, and as
-/// long as a sandbox needs it.
+/// A fork server that starts in the background, while the program does something else. The fork server lives until this
+/// value and the last sandbox are dropped.
 pub struct EarlyForkServer {
     starting: Option<JoinHandle<io::Result<Arc<ForkServerClient>>>>,
 }
 
 impl EarlyForkServer {
-    /// Starts it in the background. If that fails, the first command that needs it tries again and tells why.
+    /// Starts the fork server in the background. If that fails, the first command that needs one tries again and
+    /// reports the error.
     pub fn start() -> Self {
         Self { starting: std::thread::Builder::new().spawn(ForkServerClient::of_this_process).ok() }
     }
@@ -204,16 +205,18 @@ impl EarlyForkServer {
 
 impl Drop for EarlyForkServer {
     fn drop(&mut self) {
-        // A fork server that is not started yet would otherwise outlive this.
+        // Otherwise a fork server that is still starting would outlive this value.
         let _ = self.starting.take().map(JoinHandle::join);
     }
 }
 
-/// Those who wait for fork servers that are about to end.
+/// Threads that wait for the end of fork servers.
 static LEAVING: Mutex<Vec<JoinHandle<()>>> = Mutex::new(Vec::new());
 
-/// Waits until everything that sandboxes leave behind is cleared away, at most for a few seconds. For programs that are about to end: whoever is
-/// started next in the same workspace should find it as it was. Every executor must have been dropped.
+/// Waits, at most a few seconds, until all fork servers have cleaned up after their sandboxes.
+///
+/// For programs that are about to exit, so that the next program finds the workspace as it was. Drop every executor
+/// before.
 pub fn finish() {
     const PATIENCE: Duration = Duration::from_secs(3);
     let until = Instant::now() + PATIENCE;

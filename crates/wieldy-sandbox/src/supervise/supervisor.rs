@@ -1,10 +1,11 @@
 //! A supervisor: the process that starts commands, one at a time, and ends everything that they start.
 //!
-//! It is the *subreaper* of its command: a process that loses its parent, however often it forked and whatever session it opened, becomes a
-//! child of the supervisor. So "no process is left" is something it can know: it has no child.
+//! It is the *subreaper* of its command: a process that loses its parent becomes a child of the supervisor, no matter
+//! how often it forked or which session it opened. So a supervisor without children knows that no process of its
+//! command is left.
 //!
-//! A message tells it to end a command, and the end of its socket to end itself with everything. Only the executor holds the other end of
-//! this socket, so a dropped executor and a killed one look alike, and neither can be missed.
+//! A message orders it to end a command. When its socket is closed, it ends the command and itself. Only the executor
+//! has the other end of this socket, so the supervisor notices a dropped and a killed executor in the same way.
 
 use std::ffi::CString;
 use std::io;
@@ -23,44 +24,44 @@ use crate::supervise::tree::Tree;
 use crate::supervise::watch::{self, Watch};
 use crate::sys::{self, Program, Stack};
 
-/// What else a supervisor needs to know of where it lives.
+/// A supervisor process, with the rules of its sandbox.
 pub(crate) struct Supervisor {
-    /// Orders come from here, reports go there.
+    /// The socket for orders and reports.
     pub(crate) socket: OwnedFd,
-    /// What its commands restrict themselves to, where there is Landlock.
+    /// The Landlock ruleset that commands apply to themselves, if there is one.
     pub(crate) landlock: Option<OwnedFd>,
-    /// The file system that its commands may fill, and those that are only theirs.
+    /// The private folders of the sandbox, which commands may fill.
     pub(crate) private: Vec<CString>,
 }
 
-/// Where programs are looked for when the command's environment has no `PATH`.
+/// The search path for programs of a command whose environment has no `PATH`.
 pub(crate) const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 
-/// How often a run is looked at, if there is something to look at.
+/// The time between two checks of a command's limits.
 pub(crate) const WATCH_EVERY: Duration = Duration::from_millis(20);
 
 type Failure = (StartStep, i32);
 
 impl Supervisor {
-    /// Serves until nobody is there any more to give orders.
+    /// Serves until the other end of the socket is closed, then exits.
     pub(crate) fn live(self) -> ! {
         let _ = thread::set_name(c"wieldy-supervisor");
-        // A panic must not unwind into whoever made us, whose copy we are.
+        // A panic must not unwind into the parent's code, of which this process is a fork.
         let lived = std::panic::catch_unwind(AssertUnwindSafe(|| self.serve()));
         sys::exit_now(i32::from(!matches!(lived, Ok(Ok(())))))
     }
 
     fn serve(mut self) -> io::Result<()> {
-        // No terminal, and no signals that were meant for somebody else's group.
+        // Detach from the terminal, and from the signals to another process group.
         let _ = process::setsid();
         process::set_child_subreaper(Some(process::getpid()))?;
         thread::set_no_new_privs(true)?;
-        // What is in our memory and our descriptors is not for our commands.
+        // Commands must not read this process's memory and descriptors.
         process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
         let signals = sys::child_signals()?;
         let mut tree = Tree::new(signals)?;
         let mut stack = Stack::new();
-        // Once: nobody can mount anything on them any more.
+        // Once is enough: no process in the sandbox can mount anything on them any more.
         self.private = watch::one_of_each(std::mem::take(&mut self.private));
         protocol::send(&self.socket, &SupervisorReport::Here, &[])?;
         self.rehearse(&mut tree, &mut stack);
@@ -75,7 +76,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Starts something that comes to nothing, so that the first command finds our memory laid out as later ones do.
+    /// Starts a process that fails at once, so that the first command finds the same memory layout as later ones.
     fn rehearse(&self, tree: &mut Tree, stack: &mut Stack) {
         let nowhere = [0, 1, 2];
         let mut start = Start {
@@ -114,7 +115,7 @@ impl Supervisor {
         let mut watch = Watch::new(&order.limits, &order.workspace, &self.private);
         let main =
             sys::vfork(stack, &mut start, become_command).map_err(|error| (StartStep::Fork, errno_of(&error)))?;
-        // Only the command's tree may keep its pipes open.
+        // Close our copies: only the command's tree may keep its pipes open.
         drop(standard);
         tree.begin(main);
         let overrun = self.wait_for_end(tree, &mut watch, order.grace_ms);
@@ -125,7 +126,7 @@ impl Supervisor {
         }
         let used = tree.used();
         Ok(RunReport {
-            // Without a status the command was never waited for, which can only be if somebody else did it.
+            // The status is missing only if the command was reaped by other code.
             status: tree.status().unwrap_or(-1),
             cpu_us: used.cpu_us,
             memory_peak_kib: used.memory_peak_kib,
@@ -138,7 +139,7 @@ impl Supervisor {
         })
     }
 
-    /// The command's input, output and complaints: what came with the order, or a new terminal.
+    /// Returns the command's standard input, output and error: from the order's descriptors, or a new terminal.
     fn standard(&self, order: &RunOrder, mut descriptors: Vec<OwnedFd>) -> Result<[OwnedFd; 3], Failure> {
         let Some((rows, columns)) = order.terminal else {
             descriptors.truncate(3);
@@ -157,7 +158,8 @@ impl Supervisor {
         made().map_err(|error| (StartStep::Terminal, errno_of(&error)))
     }
 
-    /// Waits until the command has ended by itself, or has had its grace time after it was told to, or has gone too far.
+    /// Waits until the command ends, its grace time after a stop order is over, or it passes a limit, which is
+    /// returned.
     fn wait_for_end(&self, tree: &mut Tree, watch: &mut Watch, grace_ms: u64) -> Option<(protocol::Limit, u64)> {
         let mut deadline: Option<Instant> = None;
         let mut look_at = watch.is_needed().then(|| Instant::now() + WATCH_EVERY);
@@ -181,7 +183,7 @@ impl Supervisor {
                 Ok(false) => continue,
                 Err(_) => break,
             }
-            // Whatever is said while a command runs means that it should end; nobody left to say anything, too.
+            // Any message during a command means that the command should end, and so does the end of the socket.
             gone = !matches!(protocol::receive::<SupervisorOrder>(&self.socket), Ok(Some(_)));
             if deadline.is_none() {
                 tree.tell_to_end();
@@ -192,7 +194,7 @@ impl Supervisor {
     }
 }
 
-/// Waits for a message or the end of a child; whether there is a message.
+/// Waits for a message or the end of a child. Returns true if there is a message.
 fn poll(socket: Option<BorrowedFd<'_>>, signals: BorrowedFd<'_>, patience: Option<Duration>) -> io::Result<bool> {
     let mut polled = vec![PollFd::from_borrowed_fd(signals, PollFlags::IN)];
     polled.extend(socket.map(|socket| PollFd::from_borrowed_fd(socket, PollFlags::IN)));
@@ -204,7 +206,7 @@ fn poll(socket: Option<BorrowedFd<'_>>, signals: BorrowedFd<'_>, patience: Optio
     }
 }
 
-/// A new terminal: our end and the command's.
+/// Makes a terminal. Returns this process's end and the command's.
 pub(crate) fn terminal(rows: u16, columns: u16) -> io::Result<(OwnedFd, OwnedFd)> {
     use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
     let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
@@ -217,9 +219,9 @@ pub(crate) fn terminal(rows: u16, columns: u16) -> io::Result<(OwnedFd, OwnedFd)
     Ok((ours, theirs))
 }
 
-/// The program with the paths to try. A name with a slash is a path, from the folder on; any other is looked for on the
-/// `PATH` of the command's own environment, where only absolute folders count: what an agent writes to its workspace must
-/// not turn into `ls`.
+/// Returns the program with the paths to try. A name with a slash is a path relative to the folder. Any other name is
+/// searched on the `PATH` of the command's environment. Only absolute folders of it count: a file in the workspace must
+/// not be run as `ls`.
 fn program(order: &RunOrder) -> Result<Program, i32> {
     let candidates: Vec<CString> = if order.program.contains('/') {
         vec![text(order.folder.join(&order.program).as_os_str().as_bytes())?]
@@ -240,9 +242,10 @@ fn text(bytes: &[u8]) -> Result<CString, i32> {
     CString::new(bytes).map_err(|_| libc::EINVAL)
 }
 
-/// The kernel's limits for single processes.
+/// Returns the rlimits of the command's processes.
 fn rlimits(order: &RunOrder) -> [(Resource, Option<u64>); 5] {
-    // A file that was cut off is larger than what is allowed, by which it is known; one that is just as large is fine.
+    // One byte more than the limit: a file that the kernel cut off is then larger than the limit, a file of exactly the
+    // limit is not.
     let file_bytes = order.limits.disk_bytes.map(|limit| limit.saturating_add(1));
     let processes = order.limits.processes.map(|limit| limit.saturating_add(order.limits.residents));
     [
@@ -254,7 +257,7 @@ fn rlimits(order: &RunOrder) -> [(Resource, Option<u64>); 5] {
     ]
 }
 
-/// All that is needed between `vfork` and `exec`, laid out before.
+/// The data needed between `vfork` and `exec`, allocated before.
 struct Start {
     program: Program,
     folder: CString,
@@ -265,7 +268,7 @@ struct Start {
     failure: Option<Failure>,
 }
 
-/// The child's side: becomes the command, or notes why not. Quiet.
+/// Runs in the child: becomes the command, or stores the error. Quiet (see `sys.rs`).
 fn become_command(start: &mut Start) {
     let failure = match enter(start) {
         Ok(()) => (StartStep::Program, start.program.execute()),
@@ -277,10 +280,10 @@ fn become_command(start: &mut Start) {
 fn enter(start: &Start) -> Result<(), (StartStep, io::Error)> {
     const FIRST_UNUSED: RawFd = 3;
     process::setsid().map_err(|error| (StartStep::Session, error.into()))?;
-    // Should somebody kill the supervisor, at least the command itself goes with it.
+    // If the supervisor is killed, the kernel at least kills the command itself.
     process::set_parent_process_death_signal(Some(Signal::KILL)).map_err(|error| (StartStep::Session, error.into()))?;
     for (number, &fd) in (0..).zip(&start.standard) {
-        // All are above the standard numbers: the supervisor keeps those occupied.
+        // `fd` is above 2: the supervisor keeps 0 to 2 open.
         sys::duplicate_to(fd, number).map_err(|error| (StartStep::Descriptors, error))?;
     }
     if start.has_terminal {

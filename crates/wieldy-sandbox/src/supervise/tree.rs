@@ -8,15 +8,15 @@ use rustix::process::{self, Pid, Signal};
 
 use crate::sys::{self, ChildUse};
 
-/// The processes below this one.
+/// The descendants of this process.
 pub(crate) struct Tree {
     main: Option<Pid>,
-    /// How the command itself ended, once it has.
+    /// The wait status of the command, once it has ended.
     status: Option<i32>,
     used: ChildUse,
     /// Readable when a child has ended.
     signals: OwnedFd,
-    /// The kernel's list of our children.
+    /// The kernel's list of this process's children.
     children: File,
     own_group: Pid,
 }
@@ -28,7 +28,7 @@ impl Tree {
         Ok(Self { main: None, status: None, used: ChildUse::default(), signals, children, own_group })
     }
 
-    /// Takes note that a command has been started.
+    /// Resets the tree for a command that has just been started.
     pub(crate) fn begin(&mut self, main: Pid) {
         (self.main, self.status, self.used) = (Some(main), None, ChildUse::default());
     }
@@ -37,7 +37,7 @@ impl Tree {
         self.status
     }
 
-    /// What everything that has ended has used.
+    /// Returns the resources used by all ended processes of the command.
     pub(crate) fn used(&self) -> ChildUse {
         self.used
     }
@@ -46,7 +46,7 @@ impl Tree {
         self.signals.as_fd()
     }
 
-    /// Takes note of every child that has ended; false once there is none left.
+    /// Reaps every child that has ended; returns false if no child is left.
     pub(crate) fn reap(&mut self) -> bool {
         let _ = rustix::io::read(&self.signals, &mut [0_u8; 512]);
         loop {
@@ -69,7 +69,8 @@ impl Tree {
         self.used.blocks_written += used.blocks_written;
     }
 
-    /// Asks the command's group to end, and every process that has lost its parent. Who is stopped could not hear it.
+    /// Sends `SIGTERM` to the command's process group and to every orphan, and `SIGCONT`, since a stopped process would
+    /// not see the first.
     pub(crate) fn tell_to_end(&mut self) {
         let Some(main) = self.main else { return };
         let others = self.children().into_iter().filter(|pid| process::getpgid(Some(*pid)) != Ok(main));
@@ -81,7 +82,7 @@ impl Tree {
         }
     }
 
-    /// Kills until there is no child left. Every death may bring new children, namely those of the dead.
+    /// Kills until no child is left. The children of each killed process become children of this one.
     pub(crate) fn kill(&mut self) {
         while self.reap() {
             for pid in self.children() {
@@ -97,8 +98,8 @@ impl Tree {
         }
     }
 
-    /// Returns the children that have ended, and whether a signal killed them. Those that live and are not `ours` lost their parent
-    /// by violence: they are killed.
+    /// Returns the children that have ended, and whether a signal killed them. Kills living children that are not
+    /// `ours`: they are orphans of a killed process.
     pub(crate) fn reap_strangers<T>(&mut self, ours: &std::collections::HashMap<Pid, T>) -> Vec<(Pid, bool)> {
         let mut ended = Vec::new();
         loop {
@@ -118,8 +119,9 @@ impl Tree {
         }
     }
 
-    /// Signals a child's whole group at once, which a process cannot escape by forking. The group is of our tree, since
-    /// a process can join groups only within its session, and all sessions but our own were opened within the tree.
+    /// Signals a child's whole process group at once, which a process cannot escape by forking. The group is in this
+    /// tree: a process can join groups only within its session, and all sessions but our own were opened within the
+    /// tree.
     fn signal_with_group(&self, pid: Pid, signal: Signal) {
         let _ = match process::getpgid(Some(pid)) {
             Ok(group) if group != self.own_group => process::kill_process_group(group, signal),
@@ -127,7 +129,7 @@ impl Tree {
         };
     }
 
-    /// Every child, the dead that were not yet waited for included, so that no id can be somebody else's.
+    /// Returns all children, zombies included. So no id can belong to another process yet.
     pub(crate) fn children(&mut self) -> Vec<Pid> {
         let mut text = String::new();
         let read = self.children.rewind().and_then(|()| self.children.read_to_string(&mut text));

@@ -1,5 +1,5 @@
-//! Limits that the kernel does not enforce for a whole process tree: bytes written and files made and, without a cgroup, memory and processes.
-//! The supervisor checks them while a command runs.
+//! Checks the limits that the kernel does not enforce for a whole process tree: bytes written, files made and, without
+//! a cgroup, memory and processes. The supervisor calls it while a command runs.
 
 use std::ffi::CString;
 use std::fs::{self, Metadata};
@@ -16,40 +16,41 @@ use crate::supervise::memory::{Found, InFolders, Memory};
 use crate::supervise::protocol::{Limit, RunLimits};
 use crate::supervise::tree::Tree;
 
-/// The kernel counts blocks of this size, whatever the disk's own are.
+/// The kernel counts blocks of this size, independent of the disk's own.
 pub(crate) const BLOCK_BYTES: u64 = 512;
 
-/// To read a file may be to note when, which the kernel counts as written.
+/// Tolerance for access times: reading a file may update its access time, which the kernel counts as written bytes.
 const NOTED_BYTES: u64 = 64 << 10;
 
-/// How soon the workspace is looked at again at the latest, unless that takes long: what others remove meanwhile hides what is made.
+/// Longest time between two scans of the workspace, unless scans are slow. Files that other processes remove meanwhile
+/// hide new ones from the counters of the file system.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// By how many files the file system must have grown at least before it is worth while to look again.
+/// Minimum growth of the file system, in files, before the next scan.
 const FILES_FURTHER_MIN: u64 = 64;
 
-/// The limits of one run and where it stood at its beginning.
+/// The limits of one run, and the counters at its start.
 pub(crate) struct Watch<'a> {
     limits: RunLimits,
     workspace: PathBuf,
     since: SystemTime,
-    /// How the whole file system of the workspace has grown, and from how much on it is worth while to look at the workspace itself.
+    /// The growth of the workspace's whole file system, and the growth from which on the workspace is scanned.
     growth: Option<Growth>,
     look_from: Taken,
-    /// When it is worth while again with what is allowed.
+    /// The time from which on growth above the limits alone causes a scan.
     look_at: Option<Instant>,
-    /// A folder of each file system that is only the sandbox's own.
+    /// One folder of each private file system of the sandbox.
     private: &'a [CString],
-    /// What these held together.
+    /// The use of the private file systems at the start.
     private_before: Taken,
-    /// The memory of the call's processes, where no control group counts it.
+    /// The memory meter of the call's processes, if no cgroup counts it.
     memory: Option<Memory>,
     /// The devices of the private file systems.
     private_devices: Vec<u64>,
     processes_peak: u64,
 }
 
-/// Of folders, several of which may be parts of one file system, the first of each.
+/// Returns the first folder on each file system.
 pub(crate) fn one_of_each(mut folders: Vec<CString>) -> Vec<CString> {
     let mut known = Vec::new();
     folders.retain(|folder| match rustix::fs::stat(folder.as_c_str()) {
@@ -62,16 +63,16 @@ pub(crate) fn one_of_each(mut folders: Vec<CString>) -> Vec<CString> {
     folders
 }
 
-/// What living processes have and have done.
+/// The living processes of a command.
 #[derive(Default)]
 struct Living {
-    /// Each with its threads.
+    /// Each process with its threads.
     processes: Vec<(PathBuf, Vec<PathBuf>)>,
 }
 
 impl<'a> Watch<'a> {
     pub(crate) fn new(limits: &RunLimits, workspace: &Path, private: &'a [CString]) -> Self {
-        // Files have the time of the last tick, and so has this clock.
+        // Files get the time of the last tick, so use the clock with the same resolution.
         let tick = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
         let since = UNIX_EPOCH + Duration::new(tick.tv_sec.unsigned_abs(), tick.tv_nsec.unsigned_abs() as u32);
         let is_watched = limits.disk_files.or(limits.disk_bytes).is_some();
@@ -99,7 +100,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Whether there is anything to look at.
+    /// Returns true if there is a limit to check.
     pub(crate) fn is_needed(&self) -> bool {
         let RunLimits { disk_bytes, disk_files, memory_bytes, session_memory_bytes, .. } = self.limits;
         disk_bytes.or(disk_files).or(memory_bytes).or(session_memory_bytes).is_some()
@@ -109,7 +110,7 @@ impl<'a> Watch<'a> {
         self.processes_peak.max(1)
     }
 
-    /// The limit that has been passed, if one has.
+    /// Returns the limit that was passed, if one was, and the use.
     pub(crate) fn check(&mut self, tree: &mut Tree) -> Option<(Limit, u64)> {
         if !self.is_needed() {
             return None;
@@ -125,8 +126,8 @@ impl<'a> Watch<'a> {
         self.check_disk().or_else(|| self.passed_in_memory(memory))
     }
 
-    /// Returns the limit of memory that is passed by a call that has this much, if one is. Of its session, the files count too that
-    /// earlier calls have left in private folders.
+    /// Returns the memory limit that a call with this many bytes has passed, if any. The session's limit also counts
+    /// files that earlier calls left in private folders.
     fn passed_in_memory(&self, bytes: u64) -> Option<(Limit, u64)> {
         let RunLimits { memory_bytes, session_memory_bytes, .. } = self.limits;
         if memory_bytes.is_some_and(|limit| bytes > limit) {
@@ -138,13 +139,13 @@ impl<'a> Watch<'a> {
             .then_some((Limit::SessionMemory { by_call: bytes }, of_session))
     }
 
-    /// Returns what there is more in private folders than before.
+    /// Returns the growth of the private folders since the start.
     fn in_private(&self) -> Taken {
         Taken::of_private(self.private).beyond(self.private_before)
     }
 
-    /// Counts the processes that a command leaves behind when it ends, before they are killed. On a busy machine a fork bomb may
-    /// keep this watcher from running until then.
+    /// Counts the processes that are left when a command ends, before they are killed. On a busy machine a fork bomb
+    /// may keep this watcher from running until then.
     pub(crate) fn count_left(&mut self, tree: &mut Tree) {
         if self.limits.processes.is_some() {
             self.count(tree);
@@ -154,7 +155,7 @@ impl<'a> Watch<'a> {
     /// Finds all living processes and raises the peak of their number.
     fn count(&mut self, tree: &mut Tree) -> Living {
         let mut living = Living::default();
-        // All of them before anything else is asked of one: they may be many, and soon be others.
+        // List all of them before reading more about one: there may be many, and they change quickly.
         for pid in tree.children() {
             living.add(pid);
         }
@@ -163,13 +164,13 @@ impl<'a> Watch<'a> {
         living
     }
 
-    /// The limit of what is on disk that has been passed, if one has.
+    /// Returns the disk limit that was passed, if one was.
     pub(crate) fn check_disk(&mut self) -> Option<(Limit, u64)> {
         let in_workspace = self.taken();
         self.passed_by(in_workspace)
     }
 
-    /// The limit that is passed by what is new in private folders, or by this in the workspace.
+    /// Returns the disk limit passed by the growth of private folders, or by this growth of the workspace.
     fn passed_by(&self, in_workspace: Option<Taken>) -> Option<(Limit, u64)> {
         let passed = |limit: Option<u64>, used: u64| limit.is_some_and(|limit| used > limit);
         let in_private = self.in_private();
@@ -181,8 +182,9 @@ impl<'a> Watch<'a> {
         })
     }
 
-    /// What is new in the workspace, if so much is new on its whole file system that it could be too much. That alone says nothing: others
-    /// write there, too. And what processes say that they have written says too little where nobody waits for them.
+    /// Returns the new files and bytes in the workspace, if its whole file system grew so much that they may pass a
+    /// limit. The growth itself proves nothing, since other processes write there, too. The processes' own write
+    /// counters miss those that were never reaped.
     fn taken(&mut self) -> Option<Taken> {
         let more = self.grown()?;
         let begun = Instant::now();
@@ -203,8 +205,9 @@ impl<'a> Watch<'a> {
         taken
     }
 
-    /// What is new in the workspace once a command has ended that has written so much, if it could be too much. Others may have removed as
-    /// much meanwhile, so the file system alone does not tell.
+    /// Returns the new files and bytes in the workspace after a command that wrote so many bytes, if they may pass a
+    /// limit. Other processes may have removed as much meanwhile, so growth of the file system is not the only
+    /// condition.
     fn taken_in_the_end(&mut self, written: u64) -> Option<Taken> {
         let (more, allowed) = (self.grown()?, Taken::allowed(&self.limits));
         let has_grown = more.files > allowed.files || more.bytes > allowed.bytes;
@@ -212,21 +215,23 @@ impl<'a> Watch<'a> {
         if has_grown || has_written { self.look(more, true) } else { None }
     }
 
-    /// By how much the file system has grown.
+    /// Returns the growth of the file system since the start.
     fn grown(&mut self) -> Option<Taken> {
         let now = Taken::of_file_system(&self.workspace)?;
         Some(self.growth.as_mut()?.note(now))
     }
 
-    /// What is new in the workspace where this much is new on its whole file system; of files alone, it takes less to find out.
+    /// Scans the workspace, whose whole file system has grown by `more`, for new files and bytes. Without bytes the
+    /// scan is faster.
     fn look(&self, more: Taken, with_bytes: bool) -> Option<Taken> {
         let mut look = Look::new(self.since, &self.workspace, with_bytes)?;
         look.through(&self.workspace);
-        // Where commands can put things out of our sight, it may all be theirs.
+        // If a part could not be read that commands can write to, the whole growth may be theirs.
         Some(if look.missed { look.taken.or_more(more) } else { look.taken })
     }
 
-    /// How many files and folders there are more than before, in the workspace and in private folders, if somebody wants to know.
+    /// Returns the growth of the workspace and the private folders in files and folders; 0 unless the order asks for
+    /// it.
     pub(crate) fn files_made(&mut self) -> u64 {
         if !self.limits.counts_files {
             return 0;
@@ -234,19 +239,20 @@ impl<'a> Watch<'a> {
         let in_private = self.in_private().files;
         let Some(more) = self.grown().filter(|more| more.files > 0) else { return in_private };
         let seen = self.look(more, false).map_or(0, |seen| seen.files);
-        // What was made just before has the same time as what was made at the beginning.
+        // The scan also finds files made just before the start, within the same tick of the clock.
         in_private.saturating_add(seen.min(more.files))
     }
 
-    /// The limit that a command has run into, as far as that can be seen once it has ended. What was cut off for the disk is told whatever it
-    /// made of that; what it was refused, only if it did not end well.
+    /// Returns the limit that an ended command ran into, as far as that can be seen. Disk limits that it passed are
+    /// reported even if it succeeded; refusals by the kernel only if it failed.
     pub(crate) fn at_the_end(&mut self, tree: &Tree) -> Option<(Limit, u64)> {
         let status = tree.status()?;
         let written = tree.used().blocks_written * BLOCK_BYTES;
         let in_workspace = self.taken_in_the_end(written);
         let cut_off = self.passed_by(in_workspace);
         let cut_off = cut_off.or_else(|| self.full_private().filter(|_| self.has_filled_private()));
-        // A short command may have filled private folders between two looks. One that only found much there has passed nothing.
+        // A short command may have filled private folders between two checks. One that only found them full passed no
+        // limit.
         let left = self.in_private().bytes;
         let cut_off = cut_off.or_else(|| self.passed_in_memory(left).filter(|_| left > 0));
         if status == 0 || cut_off.is_some() {
@@ -258,7 +264,7 @@ impl<'a> Watch<'a> {
         if self.limits.disk_bytes.is_some_and(|limit| written >= limit) {
             return Some((Limit::DiskBytes, written));
         }
-        // A process that is refused more by the kernel is close to its limit, and never above.
+        // A process that the kernel refused more is close to its limit, and never above.
         let close = |limit: Option<u64>, used: u64| limit.is_some_and(|limit| used >= limit - limit / 10);
         let memory = tree.used().memory_peak_kib * 1024;
         if close(self.limits.memory_bytes, memory) {
@@ -270,7 +276,7 @@ impl<'a> Watch<'a> {
         self.full_private()
     }
 
-    /// Returns the limit of a private file system that is full, if one is, and how much of it the command used itself. Earlier
+    /// Returns the limit of a private file system that is full, if one is, and the command's own part of it. Earlier
     /// commands of its session may have filled the rest.
     fn full_private(&self) -> Option<(Limit, u64)> {
         let own = self.in_private();
@@ -284,14 +290,15 @@ impl<'a> Watch<'a> {
         })
     }
 
-    /// Whether there is more in private file systems than before.
+    /// Returns true if the private file systems have grown.
     fn has_filled_private(&self) -> bool {
         let more = self.in_private();
         more.files > 0 || more.bytes > 0
     }
 }
 
-/// Whether a command was ended since a file became too large, or is a shell that tells so of its last command.
+/// Returns true if `SIGXFSZ` (file too large) ended the command, or the command is a shell that reports this of its
+/// last command.
 fn is_by_file_size(status: i32) -> bool {
     const TOLD_BY_SHELL: i32 = 128 + libc::SIGXFSZ;
     (libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGXFSZ)
@@ -299,7 +306,7 @@ fn is_by_file_size(status: i32) -> bool {
 }
 
 impl Living {
-    /// Adds a process and all below it.
+    /// Adds a process and its descendants.
     fn add(&mut self, pid: Pid) {
         let process = PathBuf::from(format!("/proc/{}", pid.as_raw_pid()));
         let Ok(threads) = fs::read_dir(process.join("task")) else { return };
@@ -332,7 +339,7 @@ fn written_bytes(process: &Path) -> u64 {
     field("write_bytes:").saturating_sub(field("cancelled_write_bytes:"))
 }
 
-/// What is on a disk.
+/// An amount of files and bytes on a disk.
 #[derive(Debug, Clone, Copy, Default)]
 struct Taken {
     files: u64,
@@ -346,18 +353,18 @@ impl Taken {
 
     fn of_file_system(folder: impl rustix::path::Arg) -> Option<Self> {
         let state = rustix::fs::statvfs(folder).ok()?;
-        // Some file systems do not count files: there it is none before and after.
+        // Some file systems do not count files; the difference is then 0.
         let files = state.f_files.saturating_sub(state.f_ffree);
         Some(Self { files, bytes: state.f_blocks.saturating_sub(state.f_bfree) * state.f_frsize })
     }
 
-    /// What the file systems of these folders hold together.
+    /// Returns the use of the file systems of these folders together.
     fn of_private(folders: &[CString]) -> Self {
         let all = folders.iter().filter_map(|folder| Self::of_file_system(folder.as_c_str()));
         all.fold(Self::default(), Self::and)
     }
 
-    /// What there is more than before.
+    /// Returns the difference to an earlier amount.
     fn beyond(self, before: Self) -> Self {
         Self { files: self.files.saturating_sub(before.files), bytes: self.bytes.saturating_sub(before.bytes) }
     }
@@ -371,7 +378,7 @@ impl Taken {
     }
 }
 
-/// What has come to a file system, look by look: what others remove between two looks does not make up for what came before.
+/// The sum of all increases of a file system's use between readings. A decrease does not offset earlier increases.
 struct Growth {
     last: Taken,
     sum: Taken,
@@ -391,15 +398,15 @@ impl Growth {
     }
 }
 
-/// A look at what was made or changed in a folder since some time.
+/// A scan of a folder for entries that were made or changed since some time.
 struct Look {
     since: Duration,
-    /// The file system that it is about.
+    /// The file system of the folder.
     device: u64,
-    /// Whether it is also about what was changed, which only the files themselves tell.
+    /// True if changed files count, too. Then the files of unchanged folders are read as well.
     with_bytes: bool,
     taken: Taken,
-    /// Whether there is something that could not be looked at and that commands can fill.
+    /// True if a part could not be read that commands can write to.
     missed: bool,
 }
 
@@ -409,7 +416,7 @@ impl Look {
         Some(Self { since, device, with_bytes, taken: Taken::default(), missed: false })
     }
 
-    /// Counts what is new in a folder and all below it.
+    /// Counts the new entries of a folder and of all folders below it.
     fn through(&mut self, folder: &Path) {
         let Ok(about) = fs::metadata(folder) else { return };
         let mut ahead = vec![(folder.to_owned(), about)];
@@ -421,7 +428,7 @@ impl Look {
                     continue;
                 }
             };
-            // Nothing was put into a folder that is as it was, but perhaps into those in it.
+            // An unchanged folder has no new entries, but its subfolders may have.
             let is_old = !self.with_bytes && !self.is_new(&about);
             for entry in entries {
                 if is_old && entry.as_ref().is_ok_and(|entry| entry.file_type().is_ok_and(|kind| !kind.is_dir())) {
@@ -445,19 +452,19 @@ impl Look {
             return;
         }
         self.taken.bytes += found.blocks() * BLOCK_BYTES;
-        // Where nobody notes when a file was made, what was changed counts as well.
+        // If the file system records no creation time, a changed file counts as new.
         let made = found.created().ok().and_then(|made| made.duration_since(UNIX_EPOCH).ok());
         self.taken.files += u64::from(made.is_none_or(|made| made >= self.since));
     }
 
-    /// Whether something was made or changed since then, itself or its name.
+    /// Returns true if an entry, or its name, was made or changed since then.
     fn is_new(&self, found: &Metadata) -> bool {
         Duration::new(found.ctime().unsigned_abs(), found.ctime_nsec() as u32) >= self.since
     }
 
-    /// Notes that a folder, or something in it, could not be looked at. That is nothing where it has just gone, where something else is
-    /// mounted, and where commands, who are the same user, cannot get in either: they can wherever they may, and may wherever
-    /// the folder is theirs.
+    /// Notes that a folder, or an entry of it, could not be read. It is ignored if it is gone, is on another file
+    /// system, or is closed to commands, too. Commands run as this user, so a folder is closed to them only if another
+    /// user owns it and it denies entry.
     fn miss(&mut self, folder: &Path, about: &Metadata, error: &io::Error) {
         let is_theirs = about.uid() == rustix::process::geteuid().as_raw();
         let is_closed = || rustix::fs::access(folder, Access::EXEC_OK) == Err(Errno::ACCESS);

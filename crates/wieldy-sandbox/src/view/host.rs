@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use crate::view::plan::{Entry, Look, Making, Wanted, without_dots};
 use crate::view::secret_scan::secrets_below;
 
-/// The files of this machine, as they are now.
+/// The files of this host, as they are now.
 pub(crate) struct Disk;
 
 impl Look for Disk {
@@ -19,7 +19,7 @@ impl Look for Disk {
 
     fn names(&self, folder: &Path, wanted: Wanted) -> Vec<String> {
         let entries = fs::read_dir(folder).into_iter().flatten();
-        // All of them, as many as a command may have put there to have one overlooked.
+        // Without a limit: a command could make many names to have one overlooked.
         let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
         let mut names: Vec<_> = names.filter(|name| wanted(name)).collect();
         names.sort_unstable();
@@ -45,12 +45,12 @@ impl Look for Disk {
     }
 }
 
-/// Returns true if a folder belongs to this user, or cannot be looked at.
+/// Returns true if a folder belongs to this user, or if its owner cannot be read.
 fn is_own(folder: &Path) -> bool {
     rustix::fs::stat(folder).map_or(true, |found| found.st_uid == rustix::process::geteuid().as_raw())
 }
 
-/// What is at a path, of which this was found.
+/// Returns the entry at a path that has this metadata.
 pub(crate) fn entry_of(path: &Path, found: &fs::Metadata) -> Option<Entry> {
     if found.is_dir() {
         return Some(Entry::Folder);
@@ -66,7 +66,7 @@ pub(crate) fn entry_of(path: &Path, found: &fs::Metadata) -> Option<Entry> {
     Some(Entry::Link { target, resolved })
 }
 
-/// The reason why a sandbox has no program that the host has, and what to do.
+/// The message that explains why a sandbox lacks a program that the host has, and what to do.
 pub(crate) const NOT_SHOWN: &str = "this program is on the machine, but the sandbox does not show its folder; \
     an operator adds the folder to `sandbox.mounts`, or sets `sandbox.toolchains` for a toolchain in the home folder";
 

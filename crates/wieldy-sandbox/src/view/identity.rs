@@ -1,8 +1,8 @@
-//! Who the processes of a sandbox are, outside and inside, and whose files they find.
+//! User and group ids of a sandbox's processes, outside and inside, and the id maps of its mounts.
 //!
-//! A sandbox's processes are never root. Where the executor is an ordinary user, they are that user. Where it is root, they are an
-//! account that exists nowhere on the machine and owns nothing; the workspace is then mounted such that its owner's files are shown as
-//! theirs, and what they make there belongs to its owner.
+//! Processes of a sandbox are never root. If the executor is an ordinary user, they run as that user. If the executor
+//! is root, they run as a user id that exists nowhere on the host and owns nothing. The workspace is then mounted with
+//! an id map: its owner's files are shown as theirs, and the files that they make belong to its owner.
 
 use std::fs;
 use std::io;
@@ -18,12 +18,13 @@ use crate::sys::{self, MountChange};
 use crate::view::mounts;
 use crate::view::placeholders::open_plain;
 
-/// The account outside where the executor is root: so high that no system hands it out.
+/// The user and group id outside where the executor is root: so high that no system assigns it.
 const NOBODY_OUTSIDE: u32 = 2_000_000_000;
-/// The account inside where the executor is root: an ordinary one, since programs behave oddly as a root without rights.
+/// The user and group id inside where the executor is root: an ordinary one, since programs behave oddly as a root
+/// without rights.
 const AGENT_INSIDE: u32 = 1000;
 
-/// Who the executor is, and so who its sandboxes' processes are.
+/// The user of the executor, which decides the ids of its sandboxes' processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Identity {
     Root,
@@ -38,7 +39,7 @@ impl Identity {
         }
     }
 
-    /// The account inside the sandbox, as numbers.
+    /// Returns the user and group id inside the sandbox.
     pub(crate) fn inside(self) -> (u32, u32) {
         match self {
             Self::Root => (AGENT_INSIDE, AGENT_INSIDE),
@@ -46,7 +47,7 @@ impl Identity {
         }
     }
 
-    /// Maps the accounts of a process in a new user namespace.
+    /// Writes the id map of a process in a new user namespace.
     pub(crate) fn map(self, pid: Pid) -> io::Result<()> {
         let (uid, gid) = self.inside();
         match self {
@@ -58,7 +59,7 @@ impl Identity {
         }
     }
 
-    /// Becomes the account inside the sandbox.
+    /// Switches this process to the user and group id inside the sandbox.
     pub(crate) fn assume(self) -> io::Result<()> {
         if self == Self::Root {
             let (uid, gid) = (thread::Uid::from_raw(AGENT_INSIDE), thread::Gid::from_raw(AGENT_INSIDE));
@@ -76,14 +77,14 @@ fn write_maps(pid: Pid, uid: (u32, u32), gid: (u32, u32)) -> io::Result<()> {
     fs::write(format!("{process}/gid_map"), format!("{} {} 1", gid.0, gid.1))
 }
 
-/// A copy of a mount, whose owners are shown as the namespace maps them.
+/// Copies a mount and applies the id map of a user namespace to the copy.
 pub(crate) fn mapped(source: &Path, place: &OwnedFd, namespace: &OwnedFd) -> io::Result<OwnedFd> {
     let change = MountChange { owners: Some(namespace.as_fd()), ..MountChange::default() };
     let whole = mounts::copy_of(place).map_err(|error| told(source, &error))?;
     if sys::change_mount(whole.as_fd(), true, change).is_ok() {
         return Ok(whole);
     }
-    // Something is mounted below it that cannot be shown so; without that, then.
+    // A mount below it may not support id maps, so copy the mount without those below.
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
     let single = open_tree(place, "", flags).map_err(|error| told(source, &error.into()))?;
     sys::change_mount(single.as_fd(), false, change).map_err(|error| {
@@ -97,18 +98,19 @@ pub(crate) fn told(path: &Path, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("`{}`: {error}", path.display()))
 }
 
-/// Whether a folder can be shown as the sandboxes' own.
+/// Returns an error if a folder cannot be mounted with an id map.
 pub(crate) fn try_mapping(folder: &Path) -> io::Result<()> {
     let place = open_plain(&folder.canonicalize()?, OFlags::PATH)?;
     let owner = rustix::fs::fstat(&place)?;
     mapped(folder, &place, &namespace(owner.st_uid, owner.st_gid)?).map(drop)
 }
 
-/// A user namespace in which the owner of files is the account outside. For the fork server: it takes a process to make one.
+/// Makes a user namespace that maps the owner of files to the user id outside. This takes a process of its own, so
+/// executors ask the fork server for it.
 pub(crate) fn namespace(uid: u32, gid: u32) -> io::Result<OwnedFd> {
     let Some(pid) = sys::fork(libc::CLONE_NEWUSER)? else {
         loop {
-            // Only there to be looked at, until it is killed.
+            // This process only keeps the namespace open until it is killed.
             std::thread::park();
         }
     };

@@ -1,7 +1,7 @@
-//! Masked paths: checks before every command that each file which a sandbox hides or protects is still the file that was masked.
+//! Checks before every command that each masked path is still the file that was masked.
 //!
-//! A mount masks a file and not a name. Replacing a file changes the folder that it is in, and there are far fewer folders than files, so the
-//! folders are looked at first.
+//! A mount masks a file, not a name. Replacing a file changes the folder that it is in, and there are far fewer folders
+//! than files, so the folders are checked first.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,16 +11,16 @@ use crate::view::placeholders::Placeholder;
 use crate::view::placeholders::host_view::{Stamp, is_long_ago, stamp_of};
 use crate::view::plan::{self, Step};
 
-/// What is hidden or protected, and which file it was: its device and number there.
+/// A masked path, and the device and inode of the file that was masked there, if there was one.
 pub(crate) type MaskedPath = (PathBuf, Option<(u64, u64)>);
 
-/// What the steps hide or protect, and which file each is now.
+/// Returns the paths that the steps hide or protect, with the files that are there now.
 pub(crate) fn masked_by(steps: &[Step]) -> Vec<MaskedPath> {
     plan::masked(steps).into_iter().map(|path| (path.clone(), file_id(&path))).collect()
 }
 
-/// Whether everything is still the same on the machine. Where somebody has replaced a file by another, as editors do, what covered
-/// the old one is gone, and the new one lies open.
+/// Returns true if every masked path still has the same file. When a file is replaced, as editors do, the mask is lost
+/// with the old file and the new one can be read.
 pub(crate) fn are_unchanged(masked: &[MaskedPath]) -> bool {
     masked.iter().all(|(path, id)| file_id(path) == *id)
 }
@@ -30,12 +30,12 @@ pub(crate) fn file_id(path: &Path) -> Option<(u64, u64)> {
     Some((found.st_dev, found.st_ino))
 }
 
-/// What is hidden or protected, and which file each was.
+/// The masked paths of a sandbox, with a cache of checks.
 pub(crate) struct Masked {
     all: Vec<MaskedPath>,
-    /// The folders that these are in, each once.
+    /// The folders that contain the masked paths, each once.
     folders: Vec<PathBuf>,
-    /// When the folders were last changed, as they were when everything was last the same; if no change after that can look the same.
+    /// The stamps of the folders at the last successful check, if any later change would give other stamps.
     seen: Mutex<Option<Vec<Stamp>>>,
 }
 
@@ -47,9 +47,9 @@ impl Masked {
         Self { all, folders, seen: Mutex::default() }
     }
 
-    /// Whether everything is still the same on the machine.
+    /// Returns true if every masked path still has the same file.
     pub(crate) fn are_unchanged(&self) -> bool {
-        // Before the files: what is replaced meanwhile is found the next time.
+        // Read before the files: a file that is replaced meanwhile is found the next time.
         let now: Option<Vec<Stamp>> = self.folders.iter().map(|folder| folder_stamp(folder)).collect();
         if now.is_some() && *self.seen() == now {
             return true;
@@ -61,12 +61,13 @@ impl Masked {
         same
     }
 
-    /// The first that is another file now.
+    /// Returns the first path whose file was replaced.
     pub(crate) fn replaced(&self) -> Option<PathBuf> {
         self.all.iter().find(|(path, id)| file_id(path) != *id).map(|(path, _)| path.clone())
     }
 
-    /// Returns what is covered besides the placeholders, and these as the files that they are now; none of them while they are away.
+    /// Returns the masked paths with the placeholders as the files that they are now, or without placeholders if these
+    /// are removed for the time being.
     pub(crate) fn with_placeholders(&self, placeholders: &[Placeholder], are_there: bool) -> Self {
         let is_placeholder = |path: &Path| placeholders.iter().any(|held| held.path == path);
         let lasting = self.all.iter().filter(|(path, _)| !is_placeholder(path)).cloned();
@@ -79,19 +80,20 @@ impl Masked {
     }
 }
 
-/// As [`stamp`](crate::view::placeholders::host_view::stamp), but of what a path leads to: what is in a folder is reached through links on the way.
+/// Returns the stamp of a path's target, unlike [`stamp`](crate::view::placeholders::host_view::stamp): masked paths
+/// may be reached through links.
 pub(crate) fn folder_stamp(folder: &Path) -> Option<Stamp> {
     fs::metadata(folder).ok().map(|found| stamp_of(&found))
 }
 
-/// The stamp of a folder, if whatever changes in it from now on gives it another one.
+/// Returns the stamp of a folder, if any change in the folder from now on gives it another one.
 pub(crate) fn settled(folder: &Path, stamp: Stamp) -> Option<Stamp> {
     let (_, (seconds, _)) = stamp;
     (is_long_ago(seconds) && keeps_times(folder)).then_some(stamp)
 }
 
-/// Whether a folder is on a file system of this machine's own. Others, over a network or by a program, may change what is in a folder and leave
-/// its time as it was.
+/// Returns true if a folder is on a local file system. On network and FUSE file systems, a folder's content may change
+/// without its time.
 fn keeps_times(folder: &Path) -> bool {
     const BTRFS: i64 = 0x9123_683e;
     const EXT: i64 = 0xef53;
@@ -110,7 +112,7 @@ mod tests {
 
     use super::*;
 
-    /// A world whose folders were all changed so long ago that this is known of them, with a look at what is covered.
+    /// Returns masked paths whose folders were changed so long ago that their stamps are cached.
     fn masked(root: &Path, names: &[&str]) -> Masked {
         let masked =
             Masked::new(names.iter().map(|name| root.join(name)).map(|path| (path.clone(), file_id(&path))).collect());
@@ -143,7 +145,7 @@ mod tests {
         let stamps = || all.seen().clone();
         let (before, replaced) = (stamps(), Masked::replaced);
         assert!(all.are_unchanged());
-        // What is in a file is its own business, and so is another file beside it once it is looked at.
+        // A change of a file's content is not noticed. A new file beside it only drops the cached stamps.
         fs::write(root.join("one"), "changed").unwrap();
         assert!(all.are_unchanged() && stamps() == before);
         fs::write(root.join("a/beside"), "").unwrap();
@@ -154,7 +156,7 @@ mod tests {
         assert_eq!((one.are_unchanged(), replaced(&one)), (false, Some(root.join("one"))));
         assert!(!one.are_unchanged(), "nor is it forgotten");
 
-        // A folder on the way, what a link on the way leads to, and what was not there.
+        // A replaced folder on the way, a replaced target of a link on the way, and a file that was missing.
         let three = masked(root, &["a/b/three"]);
         fs::rename(root.join("a/b"), root.join("a/old")).unwrap();
         fs::create_dir(root.join("a/b")).unwrap();

@@ -1,9 +1,10 @@
-//! The file tree that programs of a sandbox see: planned as a value, checked against the host, and mounted.
+//! Plans, checks and mounts the file tree that programs in a sandbox see.
 //!
-//! In reading order: `plan` (the plan), `planner` (makes it of a confinement), `plan_cache`; `host` (the files of this machine),
-//! `system_paths` and `secret_scan` (the paths that are shown and hidden); `placeholders` (files that are made on the host to be mounted
-//! on) and `masked` (the files that a sandbox hides or protects); `mounts` (carries a plan out) and `identity` (the accounts of
-//! processes inside and outside); `path_lookup` (the access that a plan gives to a path).
+//! In reading order: `plan` (the plan as a value), `planner` (makes it from a confinement), `plan_cache`; `host` (the
+//! files of this host), `system_paths` and `secret_scan` (the paths that are shown and hidden); `placeholders` (files
+//! that are made on the host to be mounted on) and `masked` (the files that a sandbox hides or protects); `mounts`
+//! (carries a plan out) and `identity` (user ids inside and outside); `path_lookup` (the access that a plan gives to a
+//! path).
 
 pub(crate) mod host;
 pub(crate) mod identity;

@@ -18,43 +18,44 @@ use crate::sys::{self, MountChange};
 use crate::view::placeholders::open_plain;
 use crate::view::plan::{Kind, Room, Step};
 
-/// Where the new root stands before we move there. What is in that folder of the old one is only covered, and nobody needs it: nothing of
-/// it may ever be shown.
+/// The mount point of the new root until this process moves there. It covers the host's `/proc`, which no plan may ever
+/// show.
 const NEW_ROOT: &str = "/proc";
-/// A file system in the new root with the files that we make, to be shown elsewhere, and two folders that others are mounted on. It is
-/// gone before the sandbox is ready. Nobody else may have anything mounted in `/dev`.
+/// A file system in the new root. It holds the files that we make to mount them elsewhere, and two mount points. It is
+/// unmounted before the sandbox is ready. No rule can mount anything in `/dev`, so the path is free.
 const WORKSHOP: &str = "/dev/workshop";
-/// The old root.
+/// The mount point of the old root.
 const MACHINE: &str = "/dev/workshop/machine";
-/// The folders that are the sandbox's own. They are parts of one file system, since making one takes much longer than showing a part of it.
+/// The mount point of the private folders. They are parts of one file system, since making one takes much longer than
+/// mounting a part of it.
 const PRIVATE: &str = "/dev/workshop/private";
-/// What covers that which is hidden.
+/// An empty folder that is mounted on hidden folders; `NO_FILE` is for hidden files.
 const NO_FOLDER: &str = "/dev/workshop/no-folder";
 const NO_FILE: &str = "/dev/workshop/no-file";
 
-/// Device files that are shown as they are.
+/// Device files of the host that a sandbox shows.
 const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
 
 type Failure = (String, io::Error);
 
-/// Whatever is mounted from now on is not seen outside, and the other way round.
+/// Makes all mounts private: later mounts inside are not seen outside, nor those outside inside.
 pub(crate) fn detach() -> io::Result<()> {
     Ok(mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?)
 }
 
-/// Copies of the mounts that the plan shows, by the number of their step.
+/// Copies of the mounts that a plan shows, by the number of their step.
 pub(crate) struct Sources {
     binds: HashMap<usize, OwnedFd>,
     devices: Vec<(&'static str, OwnedFd)>,
 }
 
-/// Opens everything that the first steps show, as long as we are still who may see it.
+/// Opens everything that the first steps show, while this process still has the rights to see it.
 pub(crate) fn open_sources(steps: &[Step]) -> Result<Sources, Failure> {
     open_sources_in(Path::new("/"), steps, HashMap::new())
 }
 
 fn open_sources_in(machine: &Path, steps: &[Step], mut binds: HashMap<usize, OwnedFd>) -> Result<Sources, Failure> {
-    // Nothing that a plan shows is reached through a link, unless somebody has put one there since.
+    // A plan never shows a path through a link, so a link was put there after planning.
     let copy = |path: &Path| copy_of(&open_plain(&below(machine, path), OFlags::PATH)?);
     for (number, step) in steps.iter().enumerate() {
         if let Step::Bind { source, optional, .. } = step
@@ -75,7 +76,7 @@ fn open_sources_in(machine: &Path, steps: &[Step], mut binds: HashMap<usize, Own
     Ok(Sources { binds, devices: devices.iter().copied().map(device).collect::<Result<_, _>>()? })
 }
 
-/// The new root while it is being built.
+/// A new root that is being built.
 pub(crate) struct NewRoot {
     mount: OwnedFd,
     root: OwnedFd,
@@ -85,8 +86,7 @@ pub(crate) struct NewRoot {
 const READ_ONLY: MountChange<'static> = MountChange { read_only: true, owners: None };
 
 impl NewRoot {
-    /// Moves to an empty root, from which the old one can still be seen. Of the steps that will follow, only those that say how large
-    /// something is are looked at.
+    /// Makes an empty root and moves to it; the old root can still be reached. Of `steps`, it reads only the sizes.
     pub(crate) fn begin(steps: &[Step]) -> io::Result<Self> {
         let no_room = || io::Error::other("the plan has no root");
         let root_room = steps.iter().find_map(Step::room).ok_or_else(no_room)?;
@@ -110,7 +110,7 @@ impl NewRoot {
         Ok(Self { mount, root: open_folder("/")?, files_made: Cell::new(0) })
     }
 
-    /// Takes the first steps.
+    /// Carries out the first steps.
     pub(crate) fn add(&self, steps: &[Step], mut sources: Sources) -> Result<(), Failure> {
         for (number, step) in steps.iter().enumerate() {
             self.take(step, number, &mut sources).map_err(|error| (format!("the step `{step}`"), error))?;
@@ -118,7 +118,7 @@ impl NewRoot {
         Ok(())
     }
 
-    /// Takes the last steps, to some of which mounts were given; closes the root, and leaves the old one.
+    /// Carries out the last steps, seals the root and unmounts the old one. `given` are mounts for some of the steps.
     pub(crate) fn finish(self, steps: &[Step], given: HashMap<usize, OwnedFd>) -> Result<(), Failure> {
         self.add(steps, open_sources_in(Path::new(MACHINE), steps, given)?)?;
         let close = || -> io::Result<()> {
@@ -137,7 +137,7 @@ impl NewRoot {
                 symlink(target, path)
             }
             Step::File { path, content } => self.show_file(path, content, 0o444),
-            // It is there from the beginning.
+            // `begin` has made it.
             Step::Tmpfs { path, .. } if path == Path::new("/") => Ok(()),
             Step::Tmpfs { path, mode, .. } => {
                 let name = path.to_string_lossy().replace('/', "-");
@@ -166,7 +166,7 @@ impl NewRoot {
                 unless_gone(self.show_read_only(nothing, path))
             }
             Step::Protect { path } => self.protect(path),
-            // Done when everything else is.
+            // `finish` does it after everything else.
             Step::Seal => Ok(()),
         }
     }
@@ -201,7 +201,7 @@ impl NewRoot {
         fs::write(path, "")
     }
 
-    /// Shows a file of our own making at a path.
+    /// Mounts a new read-only file at a path.
     fn show_file(&self, path: &Path, content: &str, mode: u32) -> io::Result<()> {
         let number = self.files_made.replace(self.files_made.get() + 1);
         let file = Path::new(WORKSHOP).join(number.to_string());
@@ -210,7 +210,7 @@ impl NewRoot {
         self.show_read_only(&file, path)
     }
 
-    /// Shows what lies in the workshop at a path of the new root.
+    /// Mounts a file or folder of the workshop read-only at a path of the new root.
     fn show_read_only(&self, what: impl AsRef<Path>, path: &Path) -> io::Result<()> {
         let what = rustix::fs::open(what.as_ref(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
         let copy = copy_of(&what)?;
@@ -240,9 +240,9 @@ impl NewRoot {
         self.make_folder(&dev.join("shm"), 0o755)
     }
 
-    /// Nothing may be written there, nor may it be put aside.
+    /// Mounts a path on itself, so that it can be neither written nor moved.
     fn protect(&self, path: &Path) -> io::Result<()> {
-        // It was there a moment ago. Should it be gone, somebody plays with us, and could make it again.
+        // The path existed a moment ago. If it is gone, fail: a command may be removing it to make it again.
         let place = self.open(path)?;
         let copy = copy_of(&place)?;
         sys::change_mount(copy.as_fd(), true, READ_ONLY)?;
@@ -250,14 +250,14 @@ impl NewRoot {
     }
 }
 
-/// Takes steps once more that cover places which were made anew, in the mount namespace that this process has entered. Covers that are
-/// still there stay.
+/// Repeats steps that mask placeholders which were made again, in the mount namespace that this process has entered.
+/// Skips masks that are still there.
 pub(crate) fn mask_again(steps: &[Step]) -> io::Result<()> {
     let root = open_folder("/")?;
     for step in steps {
         let place = open_below(&root, step.path())?;
         let found = rustix::fs::statx(&place, "", AtFlags::EMPTY_PATH, StatxFlags::TYPE)?;
-        // A person has put a link there: it would be protected, but not the file that it leads to.
+        // A person has put a link there. A mask would protect the link, but not its target.
         if u32::from(found.stx_mode) & libc::S_IFMT == libc::S_IFLNK {
             return Err(io::Error::from_raw_os_error(libc::ELOOP));
         }
@@ -273,7 +273,7 @@ pub(crate) fn mask_again(steps: &[Step]) -> io::Result<()> {
     Ok(())
 }
 
-/// Opens a place in a root without following links, which others may have made in what is mounted there.
+/// Opens a path below a root without following links, which other processes may have made there.
 fn open_below(root: &OwnedFd, path: &Path) -> io::Result<OwnedFd> {
     let inner = path.strip_prefix("/").unwrap_or(path);
     let inner = if inner.as_os_str().is_empty() { Path::new(".") } else { inner };
@@ -282,12 +282,12 @@ fn open_below(root: &OwnedFd, path: &Path) -> io::Result<OwnedFd> {
     Ok(rustix::fs::openat2(root, inner, flags, Mode::empty(), resolve)?)
 }
 
-/// A path of the machine, wherever that is.
+/// Returns a path of the host, whose root is at `machine`.
 fn below(machine: &Path, path: &Path) -> PathBuf {
     machine.join(path.strip_prefix("/").unwrap_or(path))
 }
 
-/// What went away while the plan was made needs no cover.
+/// Ignores errors about a path that is gone: it disappeared while the plan was made and needs no mask.
 fn unless_gone(done: io::Result<()>) -> io::Result<()> {
     match done {
         Err(error) if is_gone(&error) => Ok(()),
@@ -331,21 +331,21 @@ fn attach_at(mount: &OwnedFd, place: &OwnedFd) -> io::Result<()> {
     Ok(move_mount(mount, "", place, "", flags)?)
 }
 
-/// How much the folders that are the sandbox's own hold together: as much as one of them may. That of `/run` is the same whatever is
-/// allowed, and may be more.
+/// Returns the size that the private folders share: as much as the largest of them may hold. `/run` does not count,
+/// since its size is constant and may be larger.
 fn private_room(steps: &[Step]) -> Option<Room> {
     let is_limited = |step: &&Step| ![Path::new("/"), Path::new("/run")].contains(&step.path());
     steps.iter().filter(is_limited).filter_map(Step::room).max_by_key(|room| room.bytes)
 }
 
 fn memory(room: Room, mode: u32) -> io::Result<OwnedFd> {
-    // None at all would be no limit.
+    // A size of 0 would mean no limit.
     let (bytes, inodes, mode) = (room.bytes.max(1).to_string(), room.inodes.max(1).to_string(), format!("{mode:o}"));
     let options = [("size", bytes.as_str()), ("nr_inodes", &inodes), ("mode", &mode)];
     file_system("tmpfs", &options, MountAttrFlags::MOUNT_ATTR_NODEV)
 }
 
-/// A new file system that is not yet anywhere.
+/// Makes a file system that is not attached yet.
 fn file_system(name: &str, options: &[(&str, &str)], attributes: MountAttrFlags) -> io::Result<OwnedFd> {
     let made = fsopen(name, FsOpenFlags::FSOPEN_CLOEXEC)?;
     for (key, value) in options {

@@ -6,24 +6,24 @@ use crate::view::plan::{Step, host, without_dots};
 use crate::view::planner::LINKS_MAX;
 use crate::view::system_paths::SYSTEM;
 
-/// What is done with a path of the sandbox.
+/// The access that a plan gives to a path of the sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum PathAccess {
-    /// Nothing: who may read and write there is a matter of permissions.
+    /// No restriction by the plan: permissions decide who may read and write.
     Open,
-    /// Something that stays where it is lies below.
+    /// A path that cannot be moved or removed, since a masked path is at or below it.
     Held,
-    /// It can be read, and what is behind it is this path of the host, if it is one of the host's.
+    /// A path that can only be read. `host` is the path of the host behind it, if there is one.
     ReadOnly { why: ReadOnly, host: Option<PathBuf> },
-    /// It is covered.
+    /// A masked path.
     Hidden,
-    /// The kernel's own files: read-only, and permissions say the rest.
+    /// A file of the kernel: read-only, and permissions decide about the rest.
     Kernel,
-    /// Nothing of the host is shown there, and nothing can be made.
+    /// A path at which nothing of the host is shown, and nothing can be made.
     Outside,
 }
 
-/// Why something is read-only.
+/// The reason why a path is read-only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ReadOnly {
     System,
@@ -31,11 +31,11 @@ pub(crate) enum ReadOnly {
     Protected,
 }
 
-/// What the plan of these steps does with a path, which need not exist.
+/// Returns the access that these steps give to a path, which need not exist.
 pub(crate) fn access_to(steps: &[Step], path: &Path) -> PathAccess {
     let mut path = without_dots(path);
     for _ in 0..LINKS_MAX {
-        // The root itself is sealed in the end, and folders are only there for what is in them.
+        // `Seal` concerns only the root itself, and `Folder` steps only make the parents of other steps.
         let contains =
             |step: &&Step| !matches!(step, Step::Folder { .. } | Step::Seal) && path.starts_with(step.path());
         let Some(step) = steps.iter().rev().find(contains) else { return PathAccess::Outside };
@@ -46,7 +46,7 @@ pub(crate) fn access_to(steps: &[Step], path: &Path) -> PathAccess {
                 path = without_dots(&link.parent().unwrap_or(link).join(target).join(rest));
             }
             Step::Tmpfs { path: top, .. } if top == Path::new("/") => {
-                // What the system does not have is no more outside than what it has.
+                // A missing path in a system folder is read-only like an existing one.
                 let is_system = SYSTEM.iter().any(|system| path.starts_with(system));
                 return if is_system { read_only(ReadOnly::System) } else { PathAccess::Outside };
             }

@@ -1,11 +1,12 @@
-//! Placeholders: files and folders that are made on the host so that there is something to mount on, where a sandbox must not create a file that
-//! programs outside would execute.
+//! Placeholders: files and folders that are made on the host so that there is something to mount on, where a sandbox
+//! must not create a file that programs outside would execute.
 //!
-//! A placeholder is removed after the last sandbox that needs it. A mount goes when the file below it is removed, in every sandbox, so each
-//! executor keeps a lock on the placeholders that it needs.
+//! A placeholder is removed after the last sandbox that needs it. Removing a file also removes the mounts on it in
+//! every sandbox, so each executor keeps a lock on the placeholders that it needs.
 //!
-//! Placeholders carry an extended attribute. A file without it belongs to the user and is never removed. Setting the attribute on another
-//! file gains nothing: the content must be that of a placeholder, too. No symbolic link in a workspace is ever followed here.
+//! Placeholders carry an extended attribute. A file without it belongs to the user and is never removed. Setting the
+//! attribute on another file gains nothing: the content must be that of a placeholder, too. Symbolic links in a
+//! workspace are never followed here.
 
 pub(crate) mod host_view;
 pub(crate) mod sweep;
@@ -24,14 +25,14 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use wieldy_core::secrets::{PLACEHOLDER_BYTES_MAX, PLACEHOLDER_MARK};
 
-/// A file with this content, or an empty folder, that was put somewhere on the machine for a sandbox's sake.
+/// A file with this content, or an empty folder, that an executor made on the host for a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct Placeholder {
     pub(crate) path: PathBuf,
     pub(crate) content: Option<String>,
 }
 
-/// The places that are held now.
+/// The placeholders and protected paths that sandboxes of this executor need now.
 #[derive(Default)]
 pub(crate) struct Placeholders {
     places: HashMap<PathBuf, Place>,
@@ -40,12 +41,13 @@ pub(crate) struct Placeholders {
 struct Place {
     sandboxes: usize,
     lock: Option<File>,
-    /// What we have put there, if it was us.
+    /// The placeholder there, if this or another executor made one.
     made: Option<Placeholder>,
 }
 
 impl Placeholders {
-    /// Holds everything that a sandbox needs, adding the paths to `paths`, parents first.
+    /// Locks every path that a sandbox needs and makes the missing placeholders. Adds the paths to `paths`, parents
+    /// first.
     pub(crate) fn hold(
         &mut self,
         protected: &[PathBuf],
@@ -76,7 +78,7 @@ impl Placeholders {
         Ok(())
     }
 
-    /// Lets go of a place for one sandbox. What nobody needs is taken away if it is still as it was made.
+    /// Releases a path for one sandbox. After the last one, an unchanged placeholder is removed.
     pub(crate) fn release(&mut self, path: &Path) {
         let Some(place) = self.places.get_mut(path) else { return };
         place.sandboxes = place.sandboxes.saturating_sub(1);
@@ -91,10 +93,10 @@ impl Placeholders {
     }
 }
 
-/// Makes a place where it is missing, and takes a lock on it; also says what was made there, by us or by another executor. What cannot be
-/// read has no lock: nobody but its owner removes it.
+/// Makes a missing placeholder and takes a shared lock on it. Also returns the placeholder that is there, made by this
+/// or another executor. A file that cannot be read gets no lock: only its owner removes it.
 fn lock(path: &Path, missing: Option<&Placeholder>) -> io::Result<(Option<File>, Option<Placeholder>)> {
-    // What was there before may be locked by a command, for as long as it likes. Nobody but its owner removes that.
+    // A command may lock an existing file for as long as it likes, so give up soon: only the owner removes that file.
     let attempts_max = if missing.is_some() { 100 } else { 3 };
     let mut is_ours = false;
     for _ in 0..attempts_max {
@@ -110,7 +112,7 @@ fn lock(path: &Path, missing: Option<&Placeholder>) -> io::Result<(Option<File>,
                 let made = made.map(|missing| if is_ours { missing.clone() } else { as_found(&file, missing) });
                 return Ok((Some(file), made));
             }
-            // Another executor is about to take it away.
+            // Another executor is about to remove it.
             Ok(_) => std::thread::sleep(Duration::from_millis(1)),
             Err(error) if missing.is_some() && error.kind() == io::ErrorKind::NotFound => {}
             Err(_) => return Ok((None, None)),
@@ -122,7 +124,7 @@ fn lock(path: &Path, missing: Option<&Placeholder>) -> io::Result<(Option<File>,
     }
 }
 
-/// Returns a marked placeholder as it was made, which may be another than this executor would make.
+/// Returns a marked placeholder as it was made, which may differ from the one that this executor would make.
 fn as_found(file: &File, wanted: &Placeholder) -> Placeholder {
     let is_folder = file.metadata().is_ok_and(|found| found.is_dir());
     let content = (!is_folder).then(|| {
@@ -132,14 +134,14 @@ fn as_found(file: &File, wanted: &Placeholder) -> Placeholder {
     Placeholder { path: wanted.path.clone(), content }
 }
 
-/// Whether a path still leads to an open file.
+/// Returns true if a path still leads to an open file.
 fn is_at(file: &File, path: &Path) -> bool {
     let same =
         |one: &rustix::fs::Stat, other: &rustix::fs::Stat| (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino);
     matches!((rustix::fs::fstat(file), rustix::fs::lstat(path)), (Ok(one), Ok(other)) if same(&one, &other))
 }
 
-/// Makes a place, for the owner of the folder that it is in, unless something is there already; whether it did.
+/// Makes a placeholder that the owner of its folder owns, unless the path exists. Returns true if it was made.
 pub(crate) fn make(place: &Placeholder) -> io::Result<bool> {
     let (folder, name) = parent(&place.path)?;
     let made = match &place.content {
@@ -174,19 +176,20 @@ pub(crate) fn make(place: &Placeholder) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Marks something as made to hold a place, with the content that it has. Where the file system keeps no such notes, only this executor knows.
+/// Marks a file as a placeholder with this content. Where the file system has no extended attributes, only this
+/// executor knows its placeholders.
 fn set_mark(file: &OwnedFd, content: &[u8]) {
     let _ = rustix::fs::fsetxattr(file, PLACEHOLDER_MARK, content, XattrFlags::CREATE);
 }
 
-/// What something was made with, if that was to hold a place.
+/// Returns the content that a placeholder was made with, from its mark.
 pub(crate) fn mark(path: &Path) -> Option<Vec<u8>> {
     let mut content = [0; PLACEHOLDER_BYTES_MAX];
     let count = rustix::fs::lgetxattr(path, PLACEHOLDER_MARK, &mut content).ok()?;
     content.get(..count).map(<[u8]>::to_vec)
 }
 
-/// Returns true if something is a placeholder of a sandbox and nothing was done with it since it was made.
+/// Returns true if a path is a placeholder of a sandbox and is unchanged since it was made.
 pub fn is_placeholder(path: &Path) -> bool {
     let Some(content) = mark(path) else { return false };
     let Ok(file) = fs::OpenOptions::new().read(true).custom_flags(PLAIN).open(path) else { return false };
@@ -204,15 +207,15 @@ pub fn is_placeholder(path: &Path) -> bool {
     }
 }
 
-/// Opens what is there itself, and waits for no other end of a pipe.
+/// Flags to open a file itself, not the target of a link, without waiting for the other end of a pipe.
 const PLAIN: i32 = libc::O_NOFOLLOW | libc::O_NONBLOCK;
 
-/// Whether something was made to hold a place.
+/// The state of a placeholder's mark.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Marked {
     Yes,
     No,
-    /// The file system keeps no such notes, or it is gone.
+    /// The file system has no extended attributes, or the file is gone.
     Unknown,
 }
 
@@ -220,7 +223,7 @@ fn marked(file: &File) -> Marked {
     marked_by(rustix::fs::fgetxattr(file, PLACEHOLDER_MARK, &mut [0; PLACEHOLDER_BYTES_MAX]))
 }
 
-/// The same of what is at a path.
+/// Returns the state of the mark at a path.
 pub(crate) fn is_marked(path: &Path) -> Marked {
     marked_by(rustix::fs::lgetxattr(path, PLACEHOLDER_MARK, &mut [0; PLACEHOLDER_BYTES_MAX]))
 }
@@ -246,7 +249,7 @@ pub(crate) fn remove(place: &Placeholder) -> io::Result<()> {
     Ok(())
 }
 
-/// The folder that a path is in, and its name there.
+/// Returns the folder that a path is in, opened, and the name in it.
 fn parent(path: &Path) -> io::Result<(OwnedFd, &OsStr)> {
     let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -255,11 +258,11 @@ fn parent(path: &Path) -> io::Result<(OwnedFd, &OsStr)> {
 }
 
 fn open(path: &Path) -> io::Result<File> {
-    // A pipe that somebody has put there must not keep us waiting.
+    // Do not wait for a writer if there is a pipe.
     Ok(open_plain(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY)?.into())
 }
 
-/// Opens a path that leads nowhere else: not one part of it may be a link.
+/// Opens a path. Fails if any part of it is a link.
 pub(crate) fn open_plain(path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
     let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     Ok(rustix::fs::openat2(CWD, path, flags | OFlags::CLOEXEC, Mode::empty(), resolve)?)

@@ -1,5 +1,5 @@
-//! The plan of a sandbox's file tree, as a value: what is mounted where, in order, so that it can be carried out, shown and
-//! tested without touching a disk. [`planner`](crate::view::planner) makes it.
+//! The plan of a sandbox's file tree as a value: an ordered list of steps that can be carried out, printed, and tested
+//! without touching a disk. [`planner`](crate::view::planner) makes it.
 //!
 //! Parents come before children, and a later step covers an earlier one.
 
@@ -12,15 +12,15 @@ use wieldy_core::secrets::Held;
 use crate::view::placeholders::Placeholder;
 use crate::view::system_paths::SYSTEM;
 
-/// How a sandbox's file tree is put together.
+/// The steps, placeholders and variables that make a sandbox's file tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Plan {
-    /// What to do, in this order. All paths but sources are as seen inside of the sandbox.
+    /// The steps, in this order. All paths but sources are paths in the sandbox.
     pub(crate) steps: Vec<Step>,
-    /// What to make on the host before the sandbox is built, parents first, so that there is something to mount on; to
-    /// be removed afterwards, in the opposite order, where it is still as it was made.
+    /// The placeholders to make on the host before the sandbox is built, parents first, so that there is something to
+    /// mount on. Unchanged ones are removed afterwards in the opposite order.
     pub(crate) placeholders: Vec<PlannedPlaceholder>,
-    /// Variables that belong to the tree.
+    /// Environment variables that belong to the tree.
     pub(crate) environment: Vec<(&'static str, String)>,
 }
 
@@ -29,74 +29,75 @@ pub(crate) struct Plan {
 pub(crate) enum Step {
     /// Makes an empty folder.
     Folder {
-        /// Where.
+        /// The path in the sandbox.
         path: PathBuf,
     },
     /// Makes a symbolic link.
     Link {
-        /// Where.
+        /// The path in the sandbox.
         path: PathBuf,
         /// The text of the link.
         target: PathBuf,
     },
-    /// Mounts memory, owned by the sandbox's user, without devices and without set-user-id programs.
+    /// Mounts memory that the sandbox's user owns, without devices and set-user-id programs.
     Tmpfs {
-        /// Where.
+        /// The path in the sandbox.
         path: PathBuf,
-        /// How much it holds.
+        /// The size limits.
         room: Room,
         /// The mode of the folder.
         mode: u32,
     },
-    /// Shows a file or folder of the host, with whatever is mounted below it, without devices and set-user-id programs.
+    /// Mounts a file or folder of the host with all mounts below it, without devices and set-user-id programs.
     Bind {
-        /// On the host.
+        /// The path on the host.
         source: PathBuf,
-        /// In the sandbox.
+        /// The path in the sandbox.
         target: PathBuf,
-        /// Whether it can be changed.
+        /// True if programs may change it.
         writable: bool,
-        /// Whether the sandbox may do without, should it be gone by now.
+        /// True if the step is skipped when the source is gone.
         optional: bool,
     },
     /// Mounts the sandbox's own `/proc`, read-only.
     Proc,
-    /// Makes a `/dev` with `null`, `zero`, `full`, `random`, `urandom`, `tty`, `ptmx`, a `pts` of its own, an empty folder `shm`, and the
-    /// links `fd`, `stdin`, `stdout`, `stderr`.
+    /// Makes a `/dev` with `null`, `zero`, `full`, `random`, `urandom`, `tty`, `ptmx`, a `pts` of its own, an empty
+    /// folder `shm`, and the links `fd`, `stdin`, `stdout`, `stderr`.
     Dev,
-    /// Makes a file that cannot be changed, or covers the one that is there with it.
+    /// Mounts a read-only file, over the existing one if there is one.
     File {
-        /// Where.
+        /// The path in the sandbox.
         path: PathBuf,
-        /// What it says.
+        /// The content of the file.
         content: String,
     },
-    /// Covers what is there with nothing, which cannot be read.
+    /// Masks a path with an empty file or folder that cannot be read.
     Hide {
-        /// Where.
+        /// The path in the sandbox.
         path: PathBuf,
-        /// What is there, and so what must cover it.
+        /// The kind of the masked entry, which the mask must match.
         kind: Kind,
     },
-    /// Mounts what is there on itself, so that it can be neither changed, nor moved, nor removed; a link itself, not what it leads to.
+    /// Mounts a path on itself, so that it can be neither changed, nor moved, nor removed; a link itself, not its
+    /// target.
     Protect {
-        /// Where.
+        /// The path in the sandbox.
         path: PathBuf,
     },
-    /// Makes the root itself read-only, without what is mounted in it.
+    /// Makes the root itself read-only, without the mounts in it.
     Seal,
 }
 
-/// How much memory holds.
+/// The size limits of a file system in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Room {
-    /// Bytes of content.
+    /// The maximum number of bytes of content.
     pub(crate) bytes: u64,
-    /// Files and folders.
+    /// The maximum number of files and folders.
     pub(crate) inodes: u64,
 }
 
-/// What something is.
+/// The kind of a masked entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Kind {
     /// A file, or a device, socket or pipe.
@@ -105,51 +106,51 @@ pub(crate) enum Kind {
     Folder,
 }
 
-/// Something on the host that is there only to be mounted on.
+/// A file or folder on the host that exists only to be mounted on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PlannedPlaceholder {
-    /// On the host.
+    /// The path on the host.
     pub(crate) path: PathBuf,
-    /// What to make.
+    /// The file or folder to make.
     pub(crate) held: Held,
 }
 
-/// What a plan has to know about the host.
+/// The facts about the host that a plan depends on.
 pub(crate) struct HostFacts<'a> {
-    /// What is where.
+    /// The files of the host.
     pub(crate) look: &'a dyn Look,
-    /// The home folder of whoever runs the executor.
+    /// The home folder of the executor's user.
     pub(crate) home: Option<PathBuf>,
     /// The folders in which that user's programs are found.
     pub(crate) programs: Vec<PathBuf>,
-    /// Where the executor keeps its own files.
+    /// The folder of the executor's own files.
     pub(crate) state: Option<PathBuf>,
-    /// The sandbox's user, as seen inside.
+    /// The sandbox's user id inside.
     pub(crate) user: u32,
-    /// The sandbox's group, as seen inside.
+    /// The sandbox's group id inside.
     pub(crate) group: u32,
 }
 
-/// Answers what is at a path of the host.
+/// A view of the host's files.
 pub(crate) trait Look {
-    /// What is there; a link is not followed.
+    /// Returns the entry at a path; a link is not followed.
     fn entry(&self, path: &Path) -> Option<Entry>;
-    /// What is in a folder, as far as it is `wanted`, in order; nothing where it cannot be read.
+    /// Returns the `wanted` names in a folder, sorted; none if the folder cannot be read.
     fn names(&self, folder: &Path, wanted: Wanted) -> Vec<String>;
-    /// Secrets in the folders of a workspace, by their names.
+    /// Returns secrets in the folders of a workspace, found by their names.
     fn deep_secrets(&self, workspace: &Path) -> Vec<PathBuf>;
-    /// Returns true if something is there only as a placeholder, which [`Look::entry`] does not tell.
+    /// Returns true if only a placeholder is there, which [`Look::entry`] leaves out.
     fn is_held(&self, path: &Path) -> bool;
-    /// Returns who can make something in a folder.
+    /// Returns who can make files in a folder.
     fn making(&self, folder: &Path) -> Making;
 }
 
-/// The user that can make something in a folder.
+/// The processes that can make files in a folder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Making {
     /// This process and the commands.
     Possible,
-    /// The commands, once they have opened the folder, which is theirs.
+    /// The commands, once they have made the folder, which is theirs, writable.
     Refused,
     /// Neither: the file system is read-only, or the folder is another user's.
     Impossible,
@@ -161,10 +162,10 @@ pub(crate) fn program_folders() -> Vec<PathBuf> {
     std::env::split_paths(&path).filter(|folder| folder.is_absolute()).collect()
 }
 
-/// Whether a name matters.
+/// A filter of names.
 pub(crate) type Wanted = fn(&str) -> bool;
 
-/// What is at a path of the host.
+/// An entry at a path of the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Entry {
     /// A file, or a device, socket or pipe.
@@ -173,14 +174,14 @@ pub(crate) enum Entry {
     Folder,
     /// A symbolic link.
     Link {
-        /// Its text.
+        /// The text of the link.
         target: PathBuf,
-        /// Where it leads in the end, without links; also where there is nothing.
+        /// The final target without links, which may be missing.
         resolved: PathBuf,
     },
 }
 
-/// The path with each `..` taken back by the part before it: all there is to go by where nothing exists.
+/// Removes each `.`, and each `..` with the part before it. Links are not followed, since the path may not exist.
 pub(crate) fn without_dots(path: &Path) -> PathBuf {
     let mut whole = PathBuf::new();
     for part in path.components() {
@@ -193,101 +194,102 @@ pub(crate) fn without_dots(path: &Path) -> PathBuf {
     whole
 }
 
-/// Why there is no plan.
+/// The reason why there is no plan.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum PlanError {
-    /// A path that could mean several things.
+    /// A path that is relative, or has more than one meaning.
     #[error("`{0}` is not a plain absolute path; write it without `.`, `..` and links, beginning with `/`")]
     NotPlain(PathBuf),
-    /// A path in the workspace that could mean several things.
+    /// A path in the workspace that has more than one meaning.
     #[error("`{0}` is not a plain path; write it without `.`, `..` and links")]
     NotPlainInside(PathBuf),
-    /// The workspace would be the machine.
+    /// A workspace that is a folder of the system.
     #[error("`{0}` belongs to the system and cannot be a workspace; choose a folder of the project's own")]
     SystemWorkspace(PathBuf),
-    /// There is no such workspace.
+    /// A workspace that is missing or no folder.
     #[error("the workspace `{0}` is not a folder; make it, or give the path that its link leads to")]
     NoWorkspace(PathBuf),
-    /// There is nothing to mount.
+    /// A mount whose source is missing.
     #[error(
         "`{0}` cannot be mounted: there is no such file or folder; make it, or give the path that its link leads to"
     )]
     NoSource(PathBuf),
-    /// Too much would be mounted.
+    /// A mount that would show too much.
     #[error(
         "`{0}` cannot be mounted: it would show other processes or the executor's own files; mount a smaller folder"
     )]
     ForbiddenSource(PathBuf),
-    /// The place is taken by the sandbox itself.
+    /// A mount at a path that the sandbox needs for itself.
     #[error("nothing can be mounted at `{0}`: the sandbox needs it for itself; choose another place")]
     ForbiddenTarget(PathBuf),
-    /// The place is taken.
+    /// Two mounts at one path.
     #[error("`{0}` is mounted twice; choose another place for one of them")]
     Duplicate(PathBuf),
-    /// The place does not exist, and cannot be made.
+    /// A mount point that does not exist and cannot be made.
     #[error(
         "nothing can be mounted at `{target}`: `{host}` does not exist on the host; make it, or choose another place"
     )]
     NoMountPoint {
-        /// In the sandbox.
+        /// The path in the sandbox.
         target: PathBuf,
-        /// On the host.
+        /// The path on the host.
         host: PathBuf,
     },
-    /// The place is somewhere else than it seems.
+    /// A mount point behind a link.
     #[error("nothing can be mounted at `{target}`: `{link}` is a link; use the path that it leads to")]
     ThroughLink {
-        /// In the sandbox.
+        /// The path in the sandbox.
         target: PathBuf,
         /// The link.
         link: PathBuf,
     },
-    /// The place cannot be reached.
+    /// A mount point in a hidden folder.
     #[error("nothing can be mounted at `{target}`: `{hidden}` is hidden; show it, or choose another place")]
     InHidden {
-        /// In the sandbox.
+        /// The path in the sandbox.
         target: PathBuf,
-        /// What is hidden.
+        /// The hidden folder.
         hidden: PathBuf,
     },
-    /// Two rules that cannot both hold.
+    /// A path that one rule mounts and another hides.
     #[error("`{0}` is both mounted and hidden; take one of the rules away")]
     MountedAndHidden(PathBuf),
-    /// Two rules that cannot both hold.
+    /// A path that one rule mounts writable and another protects.
     #[error("`{mount}` is mounted writable and `{protected}` is protected; mount it read-only")]
     MountedAndProtected {
-        /// What is mounted.
+        /// The source of the mount.
         mount: PathBuf,
-        /// What is protected.
+        /// The protected path.
         protected: PathBuf,
     },
-    /// Somebody filled a folder to make the plan large.
+    /// A folder with so many entries that they were probably made to enlarge the plan.
     #[error("`{0}` holds more modules or work trees than a sandbox can cover; remove some")]
     TooMany(PathBuf),
-    /// The same with secrets.
+    /// Secrets in such numbers that they were probably made to enlarge the plan.
     #[error(
         "`{workspace}` and what is mounted hold {count} files with names of secrets, more than a sandbox can cover; remove some, \
          or show those that are none by `sandbox.shown`"
     )]
     TooManySecrets {
-        /// Where they are.
+        /// The workspace that holds them.
         workspace: PathBuf,
-        /// How many there are.
+        /// The number of secrets.
         count: usize,
     },
-    /// Nobody can tell which secrets a workspace holds.
+    /// A workspace that cannot be read, so that its secrets are unknown.
     #[error(
         "the workspace `{0}` cannot be read, so its secrets cannot be hidden; give its owner the right to read it: `chmod u+rwx`"
     )]
     Closed(PathBuf),
-    /// What is protected is not in the workspace.
+    /// A protected path that is not in the workspace.
     #[error(
         "`{0}` cannot be protected: it is not in the workspace; what is mounted is protected by mounting it read-only"
     )]
     NotInWorkspace(PathBuf),
 }
 
-/// The paths that processes may write to. Reading needs no list: it is granted for all that is in the tree, and the tree has nothing else.
+/// Returns the paths that processes may write to. Reading needs no list: it is granted for the whole tree, which has
+/// nothing else.
 pub(crate) fn writable(steps: &[Step]) -> Vec<PathBuf> {
     let paths = steps.iter().filter_map(|step| match step {
         Step::Tmpfs { path, .. } if path != Path::new("/") => Some(path),
@@ -297,7 +299,7 @@ pub(crate) fn writable(steps: &[Step]) -> Vec<PathBuf> {
     paths.cloned().collect()
 }
 
-/// The paths that are protected.
+/// Returns the protected paths.
 pub(crate) fn protected(steps: &[Step]) -> Vec<PathBuf> {
     let paths = steps.iter().filter_map(|step| match step {
         Step::Protect { path } => Some(path.clone()),
@@ -306,20 +308,20 @@ pub(crate) fn protected(steps: &[Step]) -> Vec<PathBuf> {
     paths.collect()
 }
 
-/// The steps that have nothing to do with what was granted: every sandbox on this machine begins with them.
+/// Returns the steps that do not depend on granted paths: every sandbox on this host begins with them.
 pub(crate) fn of_the_system(steps: &[Step]) -> Vec<Step> {
     let granted: Vec<&Path> = steps.iter().filter(|step| step.is_granted()).map(Step::path).collect();
     let is_of_the_system = |step: &&Step| {
-        // A later step may cover no earlier one, so what lies where something was granted comes after that.
+        // A later step must not cover an earlier one, so steps below a granted path come after its mount.
         let is_apart = !granted.iter().any(|granted| step.path().starts_with(granted));
         is_apart && !matches!(step, Step::Folder { .. } | Step::Protect { .. } | Step::Seal)
     };
     steps.iter().filter(is_of_the_system).cloned().collect()
 }
 
-/// The steps that are left where some of them were taken already, in the same order.
+/// Returns the steps that remain after some of them were taken, in the same order.
 pub(crate) fn left_after(taken: &[Step], steps: &[Step]) -> Vec<Step> {
-    // What a step makes it makes with the folders above it; but not everything that may be missing was there.
+    // A step also makes the folders above its path. Steps whose path may be missing prove nothing.
     let is_sure = |step: &&Step| !matches!(step, Step::Bind { optional: true, .. } | Step::Hide { .. });
     let is_made = |path: &Path| taken.iter().filter(is_sure).any(|made| made.path().starts_with(path));
     let mut taken = taken.iter().peekable();
@@ -327,20 +329,22 @@ pub(crate) fn left_after(taken: &[Step], steps: &[Step]) -> Vec<Step> {
     left.filter(|step| !matches!(step, Step::Folder { path } if is_made(path))).cloned().collect()
 }
 
-/// What is hidden or protected, as paths of the host: a mount covers it, and goes when it is replaced there by another.
+/// Returns the masked paths, as paths of the host. A mask is a mount on a file, and is lost when another file replaces
+/// it.
 pub(crate) fn masked(steps: &[Step]) -> Vec<PathBuf> {
     let masks = steps.iter().filter(|step| matches!(step, Step::Hide { .. } | Step::Protect { .. }));
     masks.filter_map(|step| host(steps, step.path())).collect()
 }
 
-/// Returns the steps that cover placeholders. Nothing if one of them carries another mount, which could not be mounted again.
+/// Returns the steps that mask placeholders, or none if one of them carries another mount, which could not be mounted
+/// again.
 pub(crate) fn masks_of(steps: &[Step], placeholders: &[Placeholder]) -> Option<Vec<Step>> {
     let is_placeholder = |path: &Path| placeholders.iter().any(|held| held.path == path);
     let mut masks = Vec::new();
     for (number, step) in steps.iter().enumerate() {
         match step {
             Step::Bind { source, .. } if is_placeholder(source) => masks.push(step.clone()),
-            // The path behind it, without the step itself.
+            // The path of the host behind the target, without the step itself.
             Step::Bind { target, .. } if host(&steps[..number], target).is_some_and(|path| is_placeholder(&path)) => {
                 return None;
             }
@@ -353,7 +357,7 @@ pub(crate) fn masks_of(steps: &[Step], placeholders: &[Placeholder]) -> Option<V
     Some(masks)
 }
 
-/// The path of the host that a path of the sandbox shows, if it does.
+/// Returns the path of the host that a path of the sandbox shows, if any.
 pub(crate) fn host(steps: &[Step], path: &Path) -> Option<PathBuf> {
     let (source, rest) = steps.iter().rev().find_map(|step| match step {
         Step::Bind { source, target, .. } => Some((source, path.strip_prefix(target).ok()?)),
@@ -362,7 +366,7 @@ pub(crate) fn host(steps: &[Step], path: &Path) -> Option<PathBuf> {
     Some(if rest.as_os_str().is_empty() { source.clone() } else { source.join(rest) })
 }
 
-/// The places that only the sandbox has and that can be filled.
+/// Returns the private folders, which programs can fill.
 pub(crate) fn private(steps: &[Step]) -> Vec<PathBuf> {
     let paths = steps.iter().filter_map(|step| match step {
         Step::Tmpfs { path, .. } if path != Path::new("/") => Some(path.clone()),
@@ -372,13 +376,13 @@ pub(crate) fn private(steps: &[Step]) -> Vec<PathBuf> {
 }
 
 impl Step {
-    /// Whether it shows something that was granted, and does not belong to the system.
+    /// Returns true if the step shows a granted path that does not belong to the system.
     pub(crate) fn is_granted(&self) -> bool {
         let Self::Bind { source, writable, optional, .. } = self else { return false };
         *writable || (!optional && !SYSTEM.iter().any(|system| source.starts_with(system)))
     }
 
-    /// How much it holds, if it is memory.
+    /// Returns the size limits of a file system in memory.
     pub(crate) fn room(&self) -> Option<Room> {
         match self {
             Self::Tmpfs { room, .. } => Some(*room),
@@ -386,7 +390,7 @@ impl Step {
         }
     }
 
-    /// Where the step takes place.
+    /// Returns the path of the sandbox that the step is about.
     pub(crate) fn path(&self) -> &Path {
         match self {
             Self::Folder { path } | Self::Link { path, .. } | Self::Tmpfs { path, .. } | Self::File { path, .. } => {
@@ -442,7 +446,7 @@ impl fmt::Display for Step {
 }
 
 impl fmt::Display for Plan {
-    /// One line for each step, then for each placeholder and variable, in columns.
+    /// Writes one line for each step, then for each placeholder and variable, in columns.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let steps = self.steps.iter().map(|step| (step.word(), step.path().display().to_string(), step.detail()));
         let placeholders = self.placeholders.iter().map(|PlannedPlaceholder { path, held }| {

@@ -1,7 +1,9 @@
-//! Cache of plans. A plan follows from a request and the host's files, so a cached plan is used again as long as these files did not change.
+//! Cache of plans. A plan depends only on a request and the host's files, so a cached plan is used again as long as
+//! these files did not change.
 //!
-//! Creating, replacing or removing a file changes the folder that it is in: in a folder that did not change, no file is looked at again.
-//! Checked each time is everything that a folder's times do not tell: targets of links, content of placeholders, and secrets in deeper folders.
+//! Creating, replacing or removing a file changes the folder that it is in: files in an unchanged folder are not looked
+//! at again. Always checked is everything that a folder's times do not show: targets of links, content of placeholders,
+//! and secrets in deeper folders.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -16,10 +18,10 @@ use crate::view::placeholders::host_view::{HostWithoutPlaceholders, Stamp};
 use crate::view::plan::{Entry, HostFacts, Look, Making, Plan, PlannedPlaceholder, Room, Wanted, program_folders};
 use crate::view::planner::{Request, plan};
 
-/// How many plans are remembered.
+/// The maximum number of cached plans.
 const KNOWN_MAX: usize = 8;
 
-/// How much private folders hold where nobody says.
+/// The size of the private folders if no limit is set.
 const ROOM: Room = Room { bytes: 1 << 30, inodes: 250_000 };
 
 /// The folders of the executor and its user, which no program may see.
@@ -31,14 +33,14 @@ pub(crate) struct OwnFolders {
     pub(crate) state: Option<PathBuf>,
 }
 
-/// The plans that were made last, the newest at the end.
+/// The last plans, the newest at the end.
 #[derive(Default)]
 pub(crate) struct PlanCache {
     known: Mutex<Vec<CachedPlan>>,
 }
 
 impl PlanCache {
-    /// The plan for a confinement, with nothing done yet.
+    /// Returns the plan for a confinement; nothing is mounted yet.
     pub(crate) fn plan(&self, confinement: &Confinement, own: &OwnFolders) -> Result<Plan, SandboxError> {
         loop {
             let (plan, unverified) = self.cached_or_new(confinement, own)?;
@@ -48,7 +50,7 @@ impl PlanCache {
         }
     }
 
-    /// The plan that was made for the same before, about which nobody knows whether it still holds; or a new one.
+    /// Returns the cached plan, not yet verified (see [`PlanCache::is_still_right`]), or a new one.
     pub(crate) fn cached_or_new(
         &self,
         confinement: &Confinement,
@@ -72,10 +74,10 @@ impl PlanCache {
         Ok((plan, None))
     }
 
-    /// Whether a plan is right that was recalled, which is forgotten otherwise; a new one is.
+    /// Returns true if a cached plan is still right; otherwise the plan is dropped. A new plan is always right.
     pub(crate) fn is_still_right(&self, unverified: Option<Unverified>) -> bool {
         let Some(Unverified(mut known)) = unverified else { return true };
-        // While it is taken out, so that nobody waits for the disk while others plan.
+        // The plan is out of the cache meanwhile, so that other threads can plan without waiting for the disk.
         let holds = known.observed.is_still_right(&known.asked.look());
         if holds {
             self.remember(known);
@@ -97,10 +99,10 @@ impl PlanCache {
     }
 }
 
-/// A plan that was made before, and may not hold any more.
+/// A cached plan that may be outdated.
 pub(crate) struct Unverified(CachedPlan);
 
-/// What a plan is made for, as far as it differs from call to call.
+/// The part of a request that differs from call to call, by which plans are cached.
 #[derive(Clone, PartialEq, Eq)]
 struct Asked {
     workspace: PathBuf,
@@ -129,13 +131,13 @@ impl Asked {
     }
 }
 
-/// Where the workspace of a confinement really is.
+/// Returns the workspace of a confinement without links.
 pub(crate) fn workspace(confinement: &Confinement) -> Result<PathBuf, SandboxError> {
     let Confinement { workspace, .. } = confinement;
     workspace.canonicalize().map_err(|error| creation(format!("the workspace `{}`: {error}", workspace.display())))
 }
 
-/// How much the private folders of a confinement hold.
+/// Returns the size limits of a confinement's private folders.
 pub(crate) fn room(confinement: &Confinement) -> Room {
     let limits = confinement.place_limits.or(confinement.limits);
     Room { bytes: limits.disk_bytes.unwrap_or(ROOM.bytes), inodes: limits.disk_files.unwrap_or(ROOM.inodes) }
@@ -145,37 +147,37 @@ fn creation(reason: String) -> SandboxError {
     SandboxError::Creation { reason }
 }
 
-/// A plan, and what it was made from.
+/// A plan, and the facts that it was made from.
 struct CachedPlan {
     asked: Asked,
     observed: Observed,
     plan: Plan,
 }
 
-/// What was looked at for a plan.
+/// The facts that were looked up for a plan.
 #[derive(Default)]
 struct Observed {
     folders: HashMap<PathBuf, Folder>,
-    /// What can change without its folder.
+    /// Entries that can change without their folder.
     unsure: Vec<(PathBuf, Option<Entry>)>,
     /// The secrets in the folders of a workspace.
     deep: Vec<(PathBuf, Vec<PathBuf>)>,
-    /// The user that can make something in folders.
+    /// The processes that can make files in folders.
     making: Vec<(PathBuf, Making)>,
 }
 
-/// What was looked at in a folder.
+/// The facts that were looked up in a folder.
 #[derive(Default)]
 struct Folder {
     entries: Vec<(PathBuf, Option<Entry>)>,
-    /// Those names that mattered, and which would.
+    /// Filters, and the names that passed them.
     names: Vec<(Wanted, Vec<String>)>,
-    /// When the folder was last changed, if all this was so then and no change after that can look the same.
+    /// The stamp of the folder when all this was last checked, if any later change would give another one.
     seen: Option<Stamp>,
 }
 
 impl Observed {
-    /// Whether everything is as it was.
+    /// Returns true if all facts are the same as before.
     fn is_still_right(&mut self, look: &dyn Look) -> bool {
         let Self { folders, unsure, deep, making } = self;
         folders.iter_mut().all(|(path, folder)| folder.is_still_right(path, look))
@@ -184,7 +186,7 @@ impl Observed {
             && making.iter().all(|(folder, found)| look.making(folder) == *found)
     }
 
-    /// Takes note of what is about to be held where something was missing: it can change without its folder.
+    /// Notes the paths that are about to become placeholders: these can change without their folder.
     fn will_be_placeholders(&mut self, plan: &Plan) {
         for PlannedPlaceholder { path, .. } in &plan.placeholders {
             if let Some(folder) = path.parent().and_then(|folder| self.folders.get_mut(folder)) {
@@ -196,12 +198,12 @@ impl Observed {
 
 impl Folder {
     fn is_still_right(&mut self, path: &Path, look: &dyn Look) -> bool {
-        // Before what is in it: a change meanwhile is found the next time.
+        // Read before the entries: a change meanwhile is found the next time.
         let Some(now) = folder_stamp(path) else { return self.is_missing() };
         if self.seen == Some(now) {
             return true;
         }
-        // What is held only since then can change without its folder: a new plan takes note of that.
+        // A placeholder that was made since then can change without its folder. A new plan notes that.
         let is_as_noted =
             |path: &Path, entry: &Option<Entry>| look.entry(path) == *entry && !(entry.is_none() && is_there(path));
         let holds = self.entries.iter().all(|(path, entry)| is_as_noted(path, entry))
@@ -210,7 +212,7 @@ impl Folder {
         holds
     }
 
-    /// Whether there was nothing, as there is in a folder that does not exist.
+    /// Returns true if nothing was found, as in a folder that does not exist.
     fn is_missing(&self) -> bool {
         self.entries.iter().all(|(_, entry)| entry.is_none()) && self.names.iter().all(|(_, names)| names.is_empty())
     }
@@ -220,7 +222,7 @@ fn is_there(path: &Path) -> bool {
     path.symlink_metadata().is_ok()
 }
 
-/// Takes note of what is looked at.
+/// A view of the host that records every lookup.
 struct Observing<'a> {
     look: &'a HostWithoutPlaceholders<'a>,
     observed: RefCell<Observed>,
@@ -253,7 +255,7 @@ impl Look for Observing<'_> {
     }
 
     fn is_held(&self, path: &Path) -> bool {
-        // The look at the entry takes note of it.
+        // `entry` records the lookup.
         self.entry(path).is_none() && is_there(path)
     }
 
@@ -285,7 +287,7 @@ mod tests {
     }
 
     impl World {
-        /// A workspace, and a home beside it in which a link leads to a folder.
+        /// Makes a workspace, and a home beside it in which a link leads to a folder.
         fn new() -> Self {
             let root = tempfile::tempdir().unwrap();
             for folder in ["workspace/deep", "home/.real", "home/.other", "home/.claude"] {
@@ -313,7 +315,7 @@ mod tests {
             }
         }
 
-        /// The plan, as it is known or made, which is what somebody would plan who knows none.
+        /// Returns the plan, cached or new, and asserts that it equals one made without a cache.
         fn plan(&self) -> Plan {
             let confinement = self.confinement(1);
             let plan = self.plan_cache.plan(&confinement, &self.options).unwrap();
@@ -321,7 +323,7 @@ mod tests {
             plan
         }
 
-        /// Plans until no folder of its own needs to be looked into again.
+        /// Plans until no folder of the test needs to be read again.
         fn settle(&self) -> Plan {
             let is_settled = || {
                 let known = self.plan_cache.known.lock().unwrap();
@@ -338,7 +340,7 @@ mod tests {
             }
         }
 
-        /// Puts there what the plan needs, as the fork server does.
+        /// Makes the placeholders of a plan, as the fork server does.
         fn hold(&self, plan: &Plan) {
             for place in placeholders_for(plan.placeholders.clone()) {
                 assert!(make(&place).unwrap());
@@ -410,12 +412,12 @@ mod tests {
         let cached_or_new = || world.plan_cache.cached_or_new(&confinement, &world.options).unwrap();
         let (first, unverified) = cached_or_new();
         assert!(unverified.is_none() && world.plan_cache.is_still_right(None));
-        // What is held for it changes nothing, as it is known that it will be.
+        // The plan's own placeholders change nothing, since the cache expects them.
         world.hold(&first);
         let (same, unverified) = cached_or_new();
         assert_eq!(same, first);
         assert!(unverified.is_some() && world.plan_cache.is_still_right(unverified));
-        // Nor does what makes no difference.
+        // Nor does a file that makes no difference.
         fs::write(world.at("workspace/notes"), "").unwrap();
         assert!(world.plan_cache.is_still_right(cached_or_new().1));
         fs::write(world.at("workspace/.env"), "").unwrap();

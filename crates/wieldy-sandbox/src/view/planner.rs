@@ -1,8 +1,8 @@
 //! Makes the [`Plan`] of a sandbox's file tree from rules and facts.
 //!
-//! Everything is entered into one tree, by its place in the sandbox; the order of a plan is the order of that tree. Rules
-//! about what is hidden or protected name places on the *host*: whatever way such a place can be seen in the sandbox, also
-//! by a mount that shows a folder around it somewhere else, it is covered there.
+//! Every step is entered into one tree by its path in the sandbox; the plan has the order of that tree. Rules about
+//! hidden and protected paths name paths of the *host*. Such a path is masked wherever the sandbox shows it, also
+//! through a mount that shows a folder above it somewhere else.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -18,19 +18,19 @@ use crate::view::system_paths::{HIDDEN_IN_SYSTEM, KERNEL, SHARED, SYSTEM};
 
 mod protect;
 
-/// What a plan is for.
+/// The request that a plan is for.
 pub(crate) struct Request<'a> {
-    /// The one folder that is writable if this user can write there, without links; it has the same path in the sandbox.
+    /// The workspace, without links. It has the same path in the sandbox, and is writable if this user can write there.
     pub(crate) workspace: &'a Path,
-    /// What else is shown, hidden, protected.
+    /// Rules for further mounts and for shown, hidden and protected paths.
     pub(crate) rules: &'a FileRules,
-    /// What may be reached.
+    /// The network that programs may reach.
     pub(crate) network: &'a Network,
-    /// How much each private folder holds.
+    /// The size limits of each private folder.
     pub(crate) room: Room,
 }
 
-/// Makes a plan, or says which rule cannot be kept.
+/// Makes a plan, or returns the rule that cannot be kept.
 pub(crate) fn plan(request: &Request<'_>, facts: &HostFacts<'_>) -> Result<Plan, PlanError> {
     let mut planner = Planner {
         request,
@@ -51,30 +51,31 @@ pub(crate) fn plan(request: &Request<'_>, facts: &HostFacts<'_>) -> Result<Plan,
     planner.finish()
 }
 
-/// The sandbox user's home folder, in memory; and where it is if that place is taken.
+/// The home folder of the sandbox's user, in memory; `HOME_ELSEWHERE` is used if that path is taken.
 const HOME: &str = "/home/agent";
 const HOME_ELSEWHERE: &str = "/run/agent";
 
-/// Nobody has more of one kind that must be covered; what was put there to make the plan large does.
+/// The maximum number of names of one kind that are masked. More of them were probably made to enlarge the plan.
 const NAMES_MAX: usize = 1000;
 
-/// As many links as the kernel would follow.
+/// The maximum number of links that are followed, as in the kernel.
 pub(crate) const LINKS_MAX: usize = 40;
 
 const ROOM_OF_ROOT: Room = Room { bytes: 1 << 20, inodes: 4096 };
 const ROOM_OF_RUN: Room = Room { bytes: 16 << 20, inodes: 4096 };
 
-/// The folder of the state in which programs have homes, which they may be shown: all else of it is the executor's own.
+/// The folder in the state folder with homes for programs, which can be mounted. All else in the state folder is the
+/// executor's own.
 pub(crate) const HOMES: &str = "homes";
 
-/// An absolute path that reads as it is meant.
+/// Checks that a path is absolute and has one meaning only.
 fn plain(path: &Path) -> Result<(), PlanError> {
     let normal = path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
     let same = path.components().collect::<PathBuf>().as_os_str() == path.as_os_str();
     if path.is_absolute() && normal && same { Ok(()) } else { Err(PlanError::NotPlain(path.to_owned())) }
 }
 
-/// A path below another; without a slash at the end where there is nothing to add.
+/// Joins two paths, without a slash at the end if `rest` is empty.
 fn below(path: &Path, rest: &Path) -> PathBuf {
     if rest.as_os_str().is_empty() { path.to_owned() } else { path.join(rest) }
 }
@@ -82,26 +83,26 @@ fn below(path: &Path, rest: &Path) -> PathBuf {
 struct Planner<'a> {
     request: &'a Request<'a>,
     facts: &'a HostFacts<'a>,
-    /// What was looked at already: the same folders are asked about again and again.
+    /// Cached entries, since the same folders are looked up again and again.
     looked: RefCell<HashMap<PathBuf, Option<Entry>>>,
-    /// What is at each path of the sandbox.
+    /// The step for each path of the sandbox.
     tree: HashMap<PathBuf, Step>,
     held: BTreeMap<PathBuf, Held>,
     environment: Vec<(&'static str, String)>,
 }
 
-/// What is behind a path of the sandbox.
+/// The content behind a path of the sandbox.
 #[derive(Debug, PartialEq, Eq)]
 enum Behind {
     /// This path of the host.
     Host { path: PathBuf, writable: bool },
-    /// Memory of the sandbox's own, where things can be made.
+    /// Memory of the sandbox, where files can be made.
     Memory,
-    /// What the kernel or the sandbox puts there.
+    /// Files that the kernel or the sandbox makes.
     Made,
-    /// Nothing, by a rule for this path.
+    /// Nothing, since this path is hidden.
     Hidden(PathBuf),
-    /// Somewhere else: this path is a link.
+    /// Another path, since this path is a link.
     Link(PathBuf),
 }
 
@@ -163,7 +164,7 @@ impl Planner<'_> {
         entry
     }
 
-    /// The path that this one leads to, without links; where links lead in circles, any path of the circle.
+    /// Follows all links of a path; if they lead in circles, returns any path of the circle.
     fn real(&self, path: &Path) -> PathBuf {
         let mut path = path.to_owned();
         for _ in 0..LINKS_MAX {
@@ -175,7 +176,7 @@ impl Planner<'_> {
         path
     }
 
-    /// The first link on the way to a path, and the path that it makes of it.
+    /// Returns the first link on the way to a path, and the path with this link followed.
     fn next_link(&self, path: &Path) -> Option<(PathBuf, PathBuf)> {
         let mut above: Vec<_> = path.ancestors().collect();
         above.reverse();
@@ -188,14 +189,14 @@ impl Planner<'_> {
         })
     }
 
-    /// What is in a folder, if that is not more than anybody needs: each name may become a mount.
+    /// Returns the `wanted` paths in a folder. Fails if there are too many, since each may become a mount.
     fn names(&self, folder: &Path, wanted: Wanted) -> Result<Vec<PathBuf>, PlanError> {
         let names = self.facts.look.names(folder, wanted).into_iter();
         let paths: Vec<_> = names.map(|name| folder.join(name)).collect();
         if paths.len() > NAMES_MAX { Err(PlanError::TooMany(folder.to_owned())) } else { Ok(paths) }
     }
 
-    /// The folders with the system's programs and settings.
+    /// Adds the folders with the system's programs and settings.
     fn system(&mut self) {
         for path in SYSTEM.map(PathBuf::from) {
             let show = |source| Step::Bind { source, target: path.clone(), writable: false, optional: false };
@@ -210,7 +211,7 @@ impl Planner<'_> {
         }
     }
 
-    /// What each sandbox has of its own.
+    /// Adds the private folders, `/proc`, `/dev`, and the variables of the sandbox's user.
     fn private(&mut self) {
         let home = self.home();
         let memory = |path: &str, room, mode| Step::Tmpfs { path: path.into(), room, mode };
@@ -235,7 +236,7 @@ impl Planner<'_> {
         if taken && !self.is_brought(HOME) { HOME_ELSEWHERE } else { HOME }
     }
 
-    /// Whether somebody mounts a home of their own there, which stays when the sandbox is gone.
+    /// Returns true if a rule mounts a home there, which stays when the sandbox is gone.
     fn is_brought(&self, home: &str) -> bool {
         let home = Path::new(home);
         self.request.workspace != home && self.request.rules.mounts.iter().any(|mount| mount.target == home)
@@ -251,7 +252,7 @@ impl Planner<'_> {
         };
         let mut steps: Vec<_> =
             self.request.rules.mounts.iter().map(|m| bind(&m.source, &m.target, m.writable)).collect();
-        // Programs cannot make anything in a folder where this user cannot.
+        // Programs cannot make files in a folder where this user cannot.
         let writable = self.facts.look.making(&workspace) == Making::Possible;
         steps.push(bind(&workspace, &workspace, writable));
         for step in steps {
@@ -263,7 +264,7 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// Settings that say who and where a program is, which are not the host's.
+    /// Adds settings that name the user and the host of a program, which differ from the host's.
     fn files(&mut self) {
         let HostFacts { user, group, .. } = *self.facts;
         let home = self.home();
@@ -283,7 +284,8 @@ impl Planner<'_> {
         self.file("/etc/machine-id", "00000000000000000000000000000001\n".into());
         self.file_if_missing("/etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files dns\n".into());
         if *self.request.network == Network::Open {
-            // Where the host's list of name servers is made by a service, it lies in a folder that is ours in the sandbox.
+            // If a service makes the host's list of name servers, the list is in a folder that is private in the
+            // sandbox.
             if let Some(Entry::Link { resolved, .. }) = self.entry(Path::new("/etc/resolv.conf"))
                 && self.behind(&resolved) == Behind::Memory
                 && !self.tree.contains_key(&resolved)
@@ -299,7 +301,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Puts a file where the host has one, or where we can make one.
+    /// Adds a file where the host has one, or where the sandbox can make one.
     fn file(&mut self, path: &str, content: String) {
         let path = match self.entry(Path::new(path)) {
             Some(Entry::Link { resolved, .. }) => resolved,
@@ -341,11 +343,11 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// What is hidden without a rule, except for what is shown by one.
+    /// Returns the paths that are hidden without a rule, except for those that a rule shows.
     fn usually_hidden(&self, shown: &[PathBuf]) -> Result<Vec<PathBuf>, PlanError> {
         let workspace = self.request.workspace;
         let mounts = self.request.rules.mounts.iter().map(|mount| mount.source.as_path());
-        // What is at home can only be seen through something larger that was mounted.
+        // The home folder can only be seen if the workspace or a mount contains it.
         let is_seen = |home: &&Path| mounts.clone().chain([workspace]).any(|root| home.starts_with(root));
         let home = self.facts.home.as_deref().filter(is_seen);
         let roots = mounts.clone().chain([workspace]).chain(home);
@@ -361,7 +363,7 @@ impl Planner<'_> {
         if found.len() > NAMES_MAX {
             return Err(PlanError::TooManySecrets { workspace: workspace.to_owned(), count: found.len() });
         }
-        // A mount may be a part of the home folder in which its secrets are.
+        // A mount may be a part of the home folder, with secrets in it.
         let in_mount = |path: &PathBuf| mounts.clone().any(|mount| path.starts_with(mount));
         let of_home =
             self.facts.home.iter().flat_map(|home| HIDDEN.iter().map(|name| home.join(name))).filter(in_mount);
@@ -371,9 +373,9 @@ impl Planner<'_> {
         Ok(known.chain(found).collect())
     }
 
-    /// Covers a path of the host wherever it can be seen, unless it was mounted by itself.
+    /// Hides a path of the host wherever the sandbox shows it, unless the path itself was mounted.
     fn hide_one(&mut self, host: &Path, by_rule: bool) -> Result<(), PlanError> {
-        // What a link leads to is what is secret. Without the link nobody would know, so it stays.
+        // The secret is the target of a link, and only the link shows which file that is. So the link is protected.
         let host = self.protect_links(host);
         let kind = match self.entry(&host) {
             Some(Entry::Folder) => Kind::Folder,
@@ -393,7 +395,7 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// A path of a rule: as it is, or in the workspace.
+    /// Returns the path of a rule: absolute as it is, or else in the workspace.
     fn in_workspace(&self, path: &Path) -> Result<PathBuf, PlanError> {
         let whole = self.request.workspace.join(path);
         let refused = |_| match path.is_absolute() {
@@ -404,7 +406,7 @@ impl Planner<'_> {
         Ok(whole)
     }
 
-    /// What is behind a path of the sandbox: the nearest thing above it that was put into the tree.
+    /// Returns the content behind a path of the sandbox, by the nearest step at or above it.
     fn behind(&self, path: &Path) -> Behind {
         let mut protected = false;
         for above in path.ancestors() {
@@ -424,12 +426,12 @@ impl Planner<'_> {
         Behind::Memory
     }
 
-    /// Where in the sandbox a path of the host can be seen.
+    /// Returns all paths of the sandbox that show a path of the host.
     fn all_views(&self, host: &Path) -> BTreeSet<PathBuf> {
         self.views_from(host, |_| true)
     }
 
-    /// Where in the sandbox a path of the host can be seen as a part of something larger.
+    /// Returns all paths of the sandbox that show a path of the host as a part of a larger mount.
     fn views(&self, host: &Path) -> BTreeSet<PathBuf> {
         self.views_from(host, |rest| !rest.as_os_str().is_empty())
     }
@@ -444,7 +446,7 @@ impl Planner<'_> {
         paths.filter(seen).collect()
     }
 
-    /// Sees to it that there is something to mount on, and puts all in order.
+    /// Adds missing mount points, and puts all steps in order.
     fn finish(mut self) -> Result<Plan, PlanError> {
         let mut steps = Vec::new();
         let mut made = BTreeSet::new();
@@ -464,7 +466,7 @@ impl Planner<'_> {
                     steps.extend(self.mount_point(&step));
                 }
                 Behind::Host { path: host, writable } => {
-                    // A host's `/var` may have its own way to `/run`.
+                    // The host's `/var` may have its own link to `/run`.
                     if matches!(step, Step::Link { .. } | Step::Folder { .. }) {
                         continue;
                     }
@@ -482,7 +484,7 @@ impl Planner<'_> {
         Ok(Plan { steps, placeholders, environment: self.environment })
     }
 
-    /// What must be made in memory for a step to have a place.
+    /// Returns the step that makes a mount point in memory, if a step needs one.
     fn mount_point(&self, step: &Step) -> Option<Step> {
         let path = step.path().to_owned();
         match step {
@@ -493,7 +495,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Sees to it that a place in something of the host exists there, and is no link.
+    /// Checks that a mount point on the host exists and is no link; adds a placeholder if it is missing.
     fn host_mount_point(&mut self, step: &Step, host: &Path, writable: bool) -> Result<(), PlanError> {
         let target = step.path().to_owned();
         for above in host.ancestors().skip(usize::from(matches!(step, Step::Protect { .. }))) {

@@ -1,8 +1,8 @@
-//! Secrets in the deeper folders of a workspace, found by their names in a walk with bounds.
+//! Finds secrets in the deeper folders of a workspace by their names, in a walk with bounds.
 //!
-//! Older folders come first, so that nothing that commands make later can take the place of what was there before; they cannot move it
-//! either, since the folders above a hidden secret stay where they are. What a folder holds is remembered until it changes: a walk through
-//! what is known is a system call for each folder.
+//! Older folders come first, so folders that commands make later cannot displace older ones. Commands cannot move the
+//! older ones either, since the folders above a hidden secret stay where they are. The contents of a folder are cached
+//! until it changes: a walk through cached folders takes a system call for each.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -18,25 +18,26 @@ use wieldy_core::secrets::{is_deep_secret, is_passed_by};
 
 use crate::view::placeholders::host_view::{Stamp, is_long_ago, stamp_of};
 
-/// How many folders are looked into. Each costs every new sandbox most of a microsecond.
+/// The maximum number of folders that are searched. Each costs every new sandbox nearly a microsecond.
 const FOLDERS_MAX: usize = 1000;
-/// How deep they are.
+/// The maximum depth of these folders.
 pub(crate) const DEPTH_MAX: usize = 4;
-/// How many folders are remembered.
+/// The maximum number of cached folders.
 const KNOWN_MAX: usize = 20_000;
 
-/// What matters of a folder.
+/// The contents of a folder that matter for the search.
 #[derive(Default)]
 struct Inside {
-    /// Its oldest folders, with when they were made. Where the file system does not know, the nearer ones of all come first.
+    /// Its oldest folders, with their creation times. If the file system has none, folders nearer to the top come
+    /// first.
     folders: Vec<(SystemTime, OsString)>,
     secrets: Vec<OsString>,
 }
 
 type Known = HashMap<PathBuf, (Stamp, Arc<Inside>)>;
 
-/// Secrets in the folders of a workspace, and what cannot be looked into but could be opened by a command: it may have closed it for that.
-/// Those at the top of the workspace are looked for by their whole paths.
+/// Returns secrets in the folders of a workspace, and folders that cannot be read but could be opened by a command: it
+/// may have closed them for that. Secrets at the top of the workspace are found by the planner, by their whole paths.
 pub(crate) fn secrets_below(workspace: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut waiting = BinaryHeap::from([Reverse((UNIX_EPOCH, 0, workspace.to_owned()))]);
@@ -57,7 +58,8 @@ pub(crate) fn secrets_below(workspace: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// What is in a folder, as it is known or as it is found to be; nothing, if it is not there or is closed to commands as well.
+/// Returns the contents of a folder, cached or new. They are empty if the folder is missing or closed to commands as
+/// well.
 fn inside(folder: &Path) -> io::Result<Arc<Inside>> {
     static KNOWN: LazyLock<Mutex<Known>> = LazyLock::new(Mutex::default);
     let known = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -73,7 +75,7 @@ fn inside(folder: &Path) -> io::Result<Arc<Inside>> {
         Err(error) if is_no_matter(&error, &about) => Arc::default(),
         Err(error) => return Err(error),
     };
-    // What changed just now may change again and look the same.
+    // A folder that changed just now may change again with the same time.
     if is_long_ago(stamp.1.0) {
         let mut known = known();
         if known.len() >= KNOWN_MAX {
@@ -84,7 +86,8 @@ fn inside(folder: &Path) -> io::Result<Arc<Inside>> {
     Ok(inside)
 }
 
-/// Whether a folder that cannot be looked into has gone, or is somebody else's: commands are the same user as we.
+/// Returns true if an unreadable folder is gone or belongs to another user: commands run as the same user as this
+/// process.
 fn is_no_matter(error: &io::Error, about: &Metadata) -> bool {
     let is_ours = || about.uid() == rustix::process::geteuid().as_raw();
     match error.kind() {
@@ -145,7 +148,7 @@ mod tests {
         while std::time::Instant::now() < deadline && !is_long_ago(stamp(&root.join("a/b")).unwrap().1.0) {
             std::thread::yield_now();
         }
-        // Now they are known.
+        // Now the folders are cached.
         assert_eq!([found(), found()], [wanted, wanted]);
         write("a/b/.env");
         fs::remove_file(root.join("a/.env.local")).unwrap();
@@ -161,7 +164,7 @@ mod tests {
         }
         let first = secrets_below(world.path());
         assert_eq!(first.len(), FOLDERS_MAX - 1);
-        // What comes later changes nothing.
+        // Folders that are made later change nothing.
         let deep = world.path().join("0/a/b");
         fs::create_dir_all(&deep).unwrap();
         fs::write(deep.join(".env"), "").unwrap();

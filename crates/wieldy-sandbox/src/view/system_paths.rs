@@ -1,17 +1,17 @@
-//! System folders that sandboxes show, and the secrets in them. Hidden and protected names of workspaces are in the core, where the file tools
-//! use them, too.
+//! System folders that sandboxes show, and the secrets in them. Hidden and protected names of workspaces are in the
+//! core, where the file tools use them, too.
 
 /// System folders, shown read-only where the host has them; in newer systems some are links into `/usr`.
 pub(crate) const SYSTEM: [&str; 11] =
     ["/bin", "/etc", "/gnu", "/lib", "/lib32", "/lib64", "/libx32", "/nix", "/opt", "/sbin", "/usr"];
 
-/// Folders that can be no workspace themselves, besides the [`SYSTEM`] ones: each holds what belongs to many.
+/// Folders that cannot be a workspace themselves, besides the [`SYSTEM`] ones: many users and programs share them.
 pub(crate) const SHARED: [&str; 8] = ["/", "/boot", "/home", "/run", "/tmp", "/var", "/var/lib", "/var/tmp"];
 
-/// Folders that the kernel makes up: nothing in them can be a workspace or a mount point.
+/// Folders of the kernel's virtual files: nothing in them can be a workspace or a mount point.
 pub(crate) const KERNEL: [&str; 3] = ["/dev", "/proc", "/sys"];
 
-/// Secrets of the machine.
+/// Secrets of the host.
 pub(crate) const HIDDEN_IN_SYSTEM: [&str; 30] = [
     "/etc/NetworkManager/system-connections",
     "/etc/crypttab",
@@ -42,6 +42,6 @@ pub(crate) const HIDDEN_IN_SYSTEM: [&str; 30] = [
     "/etc/wieldy",
     "/etc/wireguard",
     "/etc/wpa_supplicant",
-    // Who builds what it is asked to, outside of every sandbox.
+    // The daemon builds what it is asked to, outside of every sandbox.
     "/nix/var/nix/daemon-socket",
 ];

@@ -1,7 +1,7 @@
-//! The native level as an ordinary user: its tests once more, by somebody who owns nothing and may do nothing on this machine.
+//! Runs the tests of the native level again as an ordinary user, who owns nothing on this machine.
 //!
-//! There control groups cannot be written, so limits are seen to by the kernel for each process and by a watcher; the tests of limits
-//! know. Those that need root say so.
+//! Such a user cannot write to cgroups, so rlimits and the supervisor enforce the limits; the tests of limits take that
+//! into account. Tests that need root print so.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -11,10 +11,10 @@ use std::process::Command;
 
 use crate::escape::arena::say;
 
-/// Who owns nothing.
+/// A user and group id that own no files.
 const NOBODY: u32 = 65534;
 
-/// A copy of this test binary that everybody can run, and folders of the user's own.
+/// A copy of this test binary that every user can run, and folders that the ordinary user owns.
 struct Stage {
     folder: tempfile::TempDir,
     program: PathBuf,
@@ -22,7 +22,7 @@ struct Stage {
 
 impl Stage {
     fn new() -> Self {
-        // Not where `TMPDIR` says: everybody must be able to go there.
+        // Not below `TMPDIR`: every user must be able to enter it.
         let folder = tempfile::Builder::new().prefix("wieldy-as-user-").tempdir_in("/tmp").unwrap();
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let program = folder.path().join("it");
@@ -39,12 +39,12 @@ impl Stage {
         let mut command = Command::new(&self.program);
         command.env_clear().env("PATH", "/usr/local/bin:/usr/bin:/bin");
         command.env("HOME", path("home")).env("TMPDIR", path("tmp")).current_dir(path("tmp"));
-        // The groups go with the user, since root starts it.
+        // As root, `uid` also drops the supplementary groups.
         command.uid(NOBODY).gid(NOBODY);
         command
     }
 
-    /// The names of the tests that contain one of these.
+    /// Returns the names of the tests that contain one of these texts.
     fn tests(&self, filters: &[&str]) -> Vec<String> {
         let listed = self.command().arg("--list").output().unwrap();
         let text = String::from_utf8(listed.stdout).unwrap();
@@ -53,7 +53,8 @@ impl Stage {
     }
 }
 
-/// Runs the tests that contain one of these, each in a process of its own, as that user; there are at least so many.
+/// Runs the tests whose names contain one of these texts as the ordinary user, each in a process of its own. There must
+/// be at least `at_least`.
 fn passes(filters: &[&str], at_least: usize) {
     if !rustix::process::geteuid().is_root() {
         return say("as another user: needs root; the tests themselves are run by whoever runs this");

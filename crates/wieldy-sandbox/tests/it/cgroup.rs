@@ -1,4 +1,4 @@
-//! The tree of control groups, with real processes in it: limits hold, figures are true, nothing is left behind.
+//! Tests the tree of cgroups with real processes: limits hold, counters are correct, nothing is left behind.
 //!
 //! The same tests run in virtual machines that have only cgroup v2 or only v1 (`cargo xtask vm`).
 
@@ -26,7 +26,7 @@ const NONE: GroupLimits = GroupLimits { cpu_millicores: None, memory_bytes: None
 /// The variable that turns a test process into a [`Load`].
 const LOAD: &str = "WIELDY_TEST_LOAD";
 
-/// A process that does as it is told, each time by a line, and answers with a line.
+/// A process that reads orders, one per line, and answers each with a line.
 struct Load {
     child: Child,
     orders: Option<ChildStdin>,
@@ -38,18 +38,19 @@ impl Load {
         Self::with(Command::new(std::env::current_exe().unwrap()))
     }
 
-    /// Starts one that is in a group from its first order on.
+    /// Starts one, and moves it to a group before its first order.
     fn start_in(group: &Group) -> Self {
         let load = Self::start();
         group.add(load.pid()).unwrap();
         load
     }
 
-    /// Starts one as an ordinary user, from a place that such a user can see.
+    /// Starts one as uid 65534, from a folder that this user can read.
     fn start_as_nobody(place: &tempfile::TempDir) -> Self {
         fs::set_permissions(place.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let program = place.path().join("it");
-        // By another process: one that we start ourselves meanwhile would hold it open for writing, and it could not run.
+        // Another process copies it. Otherwise a child started meanwhile could inherit it open for writing, and it
+        // could not run.
         let copied = Command::new("cp").arg(std::env::current_exe().unwrap()).arg(&program).status().unwrap();
         assert!(copied.success());
         let mut command = Command::new(program);
@@ -70,12 +71,12 @@ impl Load {
         Pid::from_child(&self.child)
     }
 
-    /// How many threads it has: the kernel counts them as processes.
+    /// Returns its number of threads, which the kernel counts as processes.
     fn threads(&self) -> u64 {
         fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap().count() as u64
     }
 
-    /// Gives an order.
+    /// Sends an order.
     fn order(&mut self, order: &str) {
         let _ = writeln!(self.orders.as_mut().unwrap(), "{order}");
     }
@@ -87,7 +88,7 @@ impl Load {
             if self.answers.read_line(&mut line).unwrap() == 0 {
                 return None;
             }
-            // The test harness does not end its line before a test writes to it.
+            // The test harness has begun the line of the first answer.
             if let Some((_, answer)) = line.trim_end().split_once("answer: ") {
                 return Some(answer.to_owned());
             }
@@ -99,7 +100,7 @@ impl Load {
         self.answer()
     }
 
-    /// The signal that ended it.
+    /// Returns the signal that ended it.
     fn signal(&mut self) -> Option<i32> {
         self.child.wait().unwrap().signal()
     }
@@ -107,7 +108,7 @@ impl Load {
 
 impl Drop for Load {
     fn drop(&mut self) {
-        // It ends at the end of its orders, and takes its children along.
+        // It ends at the end of its orders, and kills its children.
         drop(self.orders.take());
         let _ = self.child.wait();
     }
@@ -136,7 +137,7 @@ fn a_load_does_as_it_is_told() {
                 file.sync_all().unwrap();
                 "written".to_owned()
             }
-            // Runs until the kernel says that it ran for so many hundredths of a second.
+            // Runs until the kernel has counted so many hundredths of a second.
             "burn" => {
                 let until = ticks() + value.parse::<u64>().unwrap();
                 while ticks() < until {
@@ -169,7 +170,7 @@ fn a_load_does_as_it_is_told() {
     }
 }
 
-/// A process that starts others like itself, for ever.
+/// Starts a fork bomb: a process that starts processes like itself for ever.
 fn bomb() -> Option<Child> {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "cgroup::a_load_does_as_it_is_told", "--test-threads", "1"]).env(LOAD, "bomb");
@@ -184,7 +185,7 @@ fn explode() -> ! {
     }
 }
 
-/// Kills what is in a group also when the test fails.
+/// A guard that kills the processes of a group, also when the test fails.
 struct KilledOnDrop<'a>(&'a Group);
 
 impl Drop for KilledOnDrop<'_> {
@@ -193,7 +194,7 @@ impl Drop for KilledOnDrop<'_> {
     }
 }
 
-/// Processor time of this process in hundredths of a second.
+/// Returns the processor time of this process in hundredths of a second.
 fn ticks() -> u64 {
     let status = fs::read_to_string("/proc/self/stat").unwrap();
     let fields: Vec<u64> =
@@ -201,7 +202,7 @@ fn ticks() -> u64 {
     fields[0] + fields[1]
 }
 
-/// What an executor does with its tree, all in one; a process stays in it.
+/// Uses the tree as an executor does: makes, limits and measures a group, and leaves a process in it.
 fn use_tree((hierarchy, kept): &mut (Hierarchy, Vec<(Load, Group)>)) -> String {
     let group = hierarchy.group("session").unwrap();
     group.set(&limits(Some(500), Some(512 * MIB), Some(50))).unwrap();
@@ -218,7 +219,7 @@ fn limits(cpu_millicores: Option<u64>, memory_bytes: Option<u64>, processes: Opt
     GroupLimits { cpu_millicores, memory_bytes, processes }
 }
 
-/// The tree, or nothing if this user has none; said aloud.
+/// Returns the tree. If this user has none, prints that and returns `None`.
 fn tree() -> Option<Hierarchy> {
     let hierarchy = Hierarchy::find();
     let unusable = |finding: &tree::Finding| finding.usable.is_err() && finding.controller != Controller::Io;
@@ -236,13 +237,13 @@ fn skipped(why: &str) {
     wieldy_testkit::skip(why);
 }
 
-/// A name that no other test uses.
+/// Returns a name that no other test uses.
 fn unique() -> String {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     format!("test-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// Every folder in the trees whose path contains this.
+/// Returns every folder in the trees whose path contains this text.
 fn folders(part: &str) -> Vec<PathBuf> {
     fn walk(folder: &Path, part: &str, found: &mut Vec<PathBuf>) {
         for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
@@ -259,13 +260,13 @@ fn folders(part: &str) -> Vec<PathBuf> {
     found
 }
 
-/// What a file of a group says, whichever of the trees has it.
+/// Returns the content of a group's file, from the tree that has it.
 fn says(group: &str, file: &str) -> String {
     let paths: Vec<_> = folders(group).into_iter().filter(|it| it.ends_with(group) && it.join(file).exists()).collect();
     fs::read_to_string(paths[0].join(file)).unwrap().trim().to_owned()
 }
 
-/// How many periods of a group's processor limit have begun.
+/// Returns the number of periods of a group's processor limit that have begun.
 fn periods(group: &str) -> u64 {
     let folder = folders(group).into_iter().find(|it| {
         it.ends_with(group) && fs::read_to_string(it.join("cpu.stat")).is_ok_and(|text| text.contains("nr_periods"))
@@ -317,8 +318,8 @@ fn children_whose_sum_is_over_the_parents_memory_are_killed_by_the_limit_above()
     let mut loads = children.each_ref().map(Load::start_in);
     let meters = children.each_ref().map(Group::begin);
     assert!(loads[0].ask(&format!("memory {}", 90 * MIB)).is_some());
-    // Who asks for too much and who is killed for it need not be the same, and the kernel may be too quick for its own
-    // good: it kills the second while the memory of the first is still being given back.
+    // The process that exceeds the limit and the one that is killed may differ. The kernel may even kill the second one
+    // while it still frees the memory of the first.
     let _ = loads[1].ask(&format!("memory {}", 70 * MIB));
     let lives = loads.each_mut().map(|load| load.ask("hello").is_some());
     assert_ne!(lives, [true, true]);
@@ -357,7 +358,7 @@ fn the_parents_processes_are_the_sum_of_its_childrens() {
     assert_eq!(loads[0].ask("fork 4"), Some("4".into()));
     assert_eq!(loads[1].ask("fork 1"), Some("0".into()));
     let (above, used) = (parent.used(&above), children[1].used(&meter));
-    // Kernels differ in which of the two groups they count it for, and never blame the child.
+    // Kernels differ in which of the two groups counts the refusal, but none names the child's limit as the reason.
     let refusals = (above.process_refusals, used.process_refusals, used.process_refusals_by);
     assert!(refusals == (Some(0), Some(1), Some(Whose::Above)) || refusals == (Some(1), Some(0), None), "{refusals:?}");
     assert_eq!(parent.processes().len(), 6);
@@ -377,7 +378,7 @@ fn children_share_the_processor_time_of_their_parent() {
     let (used, periods) = (parent.used(&meter), periods(&name) - before);
     let cpu = used.cpu_us.unwrap();
     assert!(cpu >= 255_000, "two times 150 ms, less what ticks may hide: {used:?}");
-    // 20 ms each, of this period and the one before; each processor may borrow some milliseconds more.
+    // 20 ms per period, and two more for partial periods; each processor may borrow some milliseconds more.
     assert!(cpu <= (periods + 2) * 20_000 + 20_000, "{cpu} µs in {periods} periods");
     assert!(used.throttled_us.unwrap() > 0, "{used:?}");
 }
@@ -418,7 +419,7 @@ fn a_child_may_be_given_more_processor_time_than_its_parent_and_has_the_parents(
     };
     child.set(&limits(Some(800), None, None)).unwrap();
     assert_eq!(quotas(), ["-1", "80000"]);
-    // v1 would refuse it, so there the child's is taken away: the parent's holds for it.
+    // v1 refuses a child's limit above the parent's, so it is removed there: the parent's limit applies.
     let covered = if hierarchy.kind() == Kind::V2 { "80000" } else { "-1" };
     parent.set(&limits(Some(500), None, None)).unwrap();
     assert_eq!(quotas(), ["50000", covered]);
@@ -439,8 +440,9 @@ fn what_is_measured_is_what_was_used_and_begins_anew_each_time() {
     let (burning, began) = (group.begin(), Instant::now());
     load.ask("burn 30").unwrap();
     let burnt = group.used(&burning).cpu_us.unwrap();
-    // The kernel told the process 300 ms, each of two figures cut down to whole hundredths. One thread of the process runs,
-    // so it cannot use more than the time that passed; a busy machine may take that away between two instructions.
+    // The process measured 300 ms as the difference of two values that the kernel rounds down to 10 ms. It has one
+    // running thread, so it cannot use more than the time that passed; on a busy machine it may be preempted between
+    // two instructions.
     let passed = u64::try_from(began.elapsed().as_micros()).unwrap() + 20_000;
     assert!((275_000..=passed).contains(&burnt), "{burnt} µs of {passed}");
     load.ask("fork 5").unwrap();
@@ -449,7 +451,7 @@ fn what_is_measured_is_what_was_used_and_begins_anew_each_time() {
     let peak = used.memory_peak_bytes.unwrap();
     assert!((64 * MIB..96 * MIB).contains(&peak.exact().unwrap()), "{used:?}");
     let processes = used.processes_peak.unwrap();
-    // A kernel that keeps no peak leaves us with what is there now.
+    // A kernel without a peak reports only the current value.
     assert!([Some(all), None].map(|most| Peak { least: all, most }).contains(&processes), "{used:?}");
     let events = (used.oom_kills, used.oom_kills_by, used.process_refusals, used.process_refusals_by);
     assert_eq!(events, (Some(0), None, Some(0), None));
@@ -461,8 +463,8 @@ fn what_is_measured_is_what_was_used_and_begins_anew_each_time() {
     assert!(used.cpu_us.unwrap() < 250_000, "{used:?}");
     let again = used.memory_peak_bytes.unwrap();
     assert!(again.least < 32 * MIB, "{used:?}");
-    // v2 before 6.12 cannot reset the peak, and reports the memory in use now and the old peak. The old peak may have grown
-    // after it was read above: the five children were still loading their libraries.
+    // v2 before 6.12 cannot reset the peak, and reports the memory in use now and the old peak. The old peak may have
+    // grown after it was read above: the five children were still loading their libraries.
     let is_old = |most: u64| (peak.least..96 * MIB).contains(&most);
     let old_v2 = hierarchy.kind() == Kind::V2 && again.most.is_some_and(is_old);
     assert!(again.exact().is_some() || old_v2, "{used:?}");
@@ -483,9 +485,9 @@ fn what_goes_on_from_the_last_reading_is_as_what_begins() {
     others.ask("fork 5").unwrap();
     drop(others);
     let peak = processes(&growing);
-    // A kernel that keeps no peak leaves us with what is there now.
+    // A kernel without a peak reports only the current value.
     assert_eq!(peak, peak.most.map_or(Peak { least: own, most: None }, |_| Peak { least: all, most: Some(all) }));
-    // What there was at once before is not taken for what there is now, however often it is read.
+    // An earlier peak is never reported as the current one, no matter how often it is read.
     let again = [group.go_on(), group.go_on(), group.begin()].map(|meter| processes(&meter));
     assert_eq!(again, [Peak { least: own, most: peak.most }; 3]);
 }
@@ -502,12 +504,12 @@ fn page_cache_that_a_call_left_behind_is_let_go_of() {
     let used = || says(&name, now).parse::<u64>().unwrap();
     assert!(used() >= 32 * MIB, "{}", used());
     group.settle();
-    // The kernel takes no page back that it has just been told to, but most.
+    // The kernel frees most of the pages, not all.
     assert!(used() < 16 * MIB, "{}", used());
     assert_eq!(load.ask("hello"), Some("hello".into()));
 }
 
-/// A file on a disk, as memory that is itself the file cannot be let go of.
+/// Returns a file on a disk: the kernel cannot free the pages of a file in memory.
 fn cached_file() -> Option<tempfile::NamedTempFile> {
     let file = tempfile::NamedTempFile::new_in(std::env::current_exe().unwrap().parent().unwrap()).unwrap();
     (!crate::world::is_in_memory(file.path())).then_some(file)
@@ -523,7 +525,7 @@ fn a_fork_bomb_is_killed_to_the_last_process() {
     let killed = KilledOnDrop(&group);
     let meter = child.begin();
     assert_eq!(load.ask("bomb"), Some("lit".into()));
-    // It is in full swing when forks are refused.
+    // The bomb is at its limit when forks are refused.
     while child.used(&meter).process_refusals.unwrap() < 10 {
         std::thread::yield_now();
     }
@@ -559,7 +561,7 @@ fn a_group_goes_when_it_and_its_children_are_dropped_and_not_before() {
     assert_eq!(busy.remove().unwrap_err().kind(), std::io::ErrorKind::ResourceBusy);
     assert_eq!(folders(&name).len(), alone);
     drop(load);
-    // What was left behind goes with the executor's own group.
+    // Groups that were left behind are removed with the executor's own group.
     let own = hierarchy.own().folders().to_vec();
     assert_eq!(own.iter().filter(|folder| folder.exists()).count(), alone);
     drop(hierarchy);
@@ -587,13 +589,13 @@ fn the_groups_of_a_dead_executor_are_swept_with_what_runs_in_them_and_those_of_a
     let [mut dying, living] = executors;
     dying.child.kill().unwrap();
     dying.child.wait().unwrap();
-    // Whoever starts on this machine sweeps too, so some of them may be gone already.
+    // Any executor that starts on this machine sweeps too, so some may be gone already.
     hierarchy.sweep();
     assert_eq!(folders(&names[0]), Vec::<PathBuf>::new());
     assert_eq!(folders(&names[1]).len(), each);
     let call = folders(&names[1]).into_iter().find(|it| it.ends_with("call")).unwrap();
     assert_eq!(fs::read_to_string(call.join("cgroup.procs")).unwrap().lines().count(), 1);
-    // Ends by itself, and takes its groups along.
+    // It ends by itself, and removes its groups.
     drop(living);
     hierarchy.sweep();
     assert_eq!(folders(&names[1]), Vec::<PathBuf>::new());
@@ -609,7 +611,7 @@ fn an_ordinary_user_without_a_group_of_its_own_is_told_why_and_goes_on_without()
     let findings = load.ask("find").unwrap();
     assert_eq!(findings.matches("is not ours to write to").count(), Controller::ALL.len(), "{findings}");
     assert!(!findings.contains("usable: Ok"), "{findings}");
-    // No error, and no figure that is not true.
+    // No error, and no wrong figure.
     assert_eq!(load.ask("use").unwrap(), "false None");
 }
 
@@ -619,7 +621,7 @@ fn an_ordinary_user_with_a_delegated_group_has_all_controllers_of_v2() {
     if hierarchy.kind() != Kind::V2 {
         return skipped("controllers are delegated on v2 only");
     }
-    // A group as systemd would make it; the tree above passes its controllers on.
+    // A group as systemd delegates it; the tree above has already enabled the controllers for its children.
     let delegated = Path::new("/sys/fs/cgroup").join(unique());
     fs::create_dir(&delegated).unwrap();
     for file in ["", "cgroup.procs", "cgroup.subtree_control", "cgroup.threads"] {
@@ -630,14 +632,14 @@ fn an_ordinary_user_with_a_delegated_group_has_all_controllers_of_v2() {
     for load in &loads {
         fs::write(delegated.join("cgroup.procs"), load.child.id().to_string()).unwrap();
     }
-    // Not alone in it, it cannot divide it.
+    // While another process is in the group, it cannot have child groups with controllers.
     let findings = loads[0].ask("find").unwrap();
     assert_eq!(findings.matches("other processes are in the control group").count(), 4, "{findings}");
     assert!(findings.contains("systemd-run --user --scope -p Delegate=yes"), "{findings}");
     assert_eq!(findings.matches("usable: Ok").count(), 2, "time and killing need no controller: {findings}");
     let [mut load, other] = loads;
     drop(other);
-    // Twice: the second time it has already moved.
+    // Twice: the second time the process has already moved.
     for _ in 0..2 {
         let findings = load.ask("find").unwrap();
         assert_eq!(findings.matches("usable: Ok").count(), Controller::ALL.len(), "{findings}");

@@ -1,4 +1,5 @@
-//! What real programs say when the sandbox refuses them a file, and what is made of it; beside failures that are their own.
+//! Tests that denials of files and hosts are found in the output of real programs, and that other failures are not
+//! reported as denials.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -18,7 +19,7 @@ const HIDDEN: &str =
     "it is hidden, as secrets and the executor's own files are; `sandbox.shown` is where an operator shows a secret";
 const OUTSIDE: &str = "it is not in the sandbox; `sandbox.mounts` is where an operator brings it in";
 
-/// Makes a test of each for the native level and for containers of runc and gVisor.
+/// Makes a test of each function for the native level and for containers of runc and gVisor.
 macro_rules! levels {
     ($($name:ident)*) => {
         mod native {
@@ -46,7 +47,7 @@ levels! {
     whom_a_command_without_a_network_cannot_reach_is_reported
 }
 
-/// A workspace with a repository, a secret and something that is mounted for reading.
+/// Adds a git repository, a secret and a read-only mount to the workspace.
 fn furnished(mut arena: Arena) -> Arena {
     let workspace = &arena.workspace;
     for folder in [".git/objects", ".git/refs", ".git/hooks", "sub"] {
@@ -110,21 +111,21 @@ async fn what_a_command_fails_at_by_itself_is_no_breach(arena: Arena) {
     for script in [
         "exit 3",
         "echo 'it went wrong' >&2; exit 1",
-        // Permissions, and what is not there.
+        // Ordinary permissions, and missing files.
         "echo x > own; chmod 000 own; cat own",
         "mkdir -p closed; chmod 000 closed; touch closed/new",
         "cat none",
         "cat /tmp/none",
         "cat /usr/none",
         "cat ../none",
-        // Everybody may read it, so this is about executing.
+        // Every user may read it, so the denial is about executing.
         "/etc/passwd",
-        // What the plan allows, whatever is said of it.
+        // The plan allows these paths, so the message is ignored.
         "echo \"touch: cannot touch 'own': Read-only file system\" >&2; exit 1",
         "echo \"touch: cannot touch '/tmp/own': Read-only file system\" >&2; exit 1",
-        // What is printed is no complaint where there are others.
+        // Standard output is ignored if there is standard error.
         "echo \"touch: cannot touch '/etc/new': Read-only file system\"; echo failed >&2; exit 1",
-        // A signal says that it was something else.
+        // The end by a signal shows that the denial was not the reason.
         "touch /etc/new; kill -9 $$",
     ] {
         let ran = arena.run_in(&session, script).await.unwrap();
@@ -132,7 +133,7 @@ async fn what_a_command_fails_at_by_itself_is_no_breach(arena: Arena) {
         assert_eq!(ran.exit.breaches, [], "{script}: {ran:?}");
         let _ = fs::set_permissions(arena.workspace.join("closed"), fs::Permissions::from_mode(0o700));
     }
-    // Nor is there one where the command ended well.
+    // A command that succeeds has no breach either.
     let fine = arena.run_in(&session, "touch /etc/new; cat .env; true").await.unwrap();
     assert!(fine.stderr.contains("/etc/new") && fine.stderr.contains(".env"), "{fine:?}");
     assert_eq!((fine.exit.ended, fine.exit.breaches), (Ended::Code(0), vec![]));
@@ -171,7 +172,7 @@ async fn whom_a_command_without_a_network_cannot_reach_is_reported(arena: Arena)
         ("python3 -c 'import socket; socket.create_connection((\"example.com\", 80))'", refused(unnamed)),
         ("python3 -c 'import socket; socket.create_connection((\"192.0.2.1\", 80))'", refused(unnamed)),
         ("git ls-remote https://example.com/x", refused("example.com")),
-        // Who gets over it, and who fails for another reason, was refused nothing.
+        // No breach if the command succeeds, or fails for another reason.
         ("git ls-remote https://example.com/x; true", vec![]),
         ("python3 -c 'import socket; socket.create_connection((\"127.0.0.1\", 1))'", vec![]),
     ] {

@@ -1,4 +1,4 @@
-//! However a command is made to end, and whatever it does against it, nothing of it is left.
+//! Tests that no process of a command is left, for every way to end it and for commands that resist.
 
 use std::time::{Duration, Instant};
 
@@ -27,13 +27,12 @@ conformance! {
     ];
 }
 
-/// Starts the script, waits for its `ready`, stops it, and says how the first process ended and how long that took.
-/// That no process is left is checked by `World::run`.
+/// Starts the script, waits for its `ready`, and stops it. Returns the end of the first process and the time it took.
+/// `World::run` checks that no process is left.
 async fn stopped(world: World) -> (Ended, Duration) {
     let (world, running) = world.start();
     world.printed.contains("ready").await;
-    // A process that becomes another program has no environment for a moment.
-    // Nobody on the machine sees those of gVisor.
+    // During `exec` a process has no environment for a moment. gVisor's processes are not visible on the host.
     let sees = || world.sandbox.level() == Level::Gvisor || !world.alive().is_empty();
     eventually(PATIENCE, "the test sees the processes it is about", sees).await;
     let told = Instant::now();

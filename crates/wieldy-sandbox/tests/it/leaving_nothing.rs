@@ -1,4 +1,4 @@
-//! Nothing piles up in the embedding process, and nothing outlives it.
+//! Tests that no descriptor or process leaks in the embedding process, and that nothing outlives it.
 
 use std::fs;
 use std::path::Path;
@@ -19,7 +19,7 @@ conformance! {
     ];
 }
 
-/// How many descriptors and child processes, zombies included, this process has.
+/// Returns the number of descriptors and of child processes, zombies included, of this process.
 fn belongings() -> (usize, usize) {
     let children = fs::read_dir("/proc/self/task").unwrap().map(|task| {
         fs::read_to_string(task.unwrap().path().join("children")).unwrap_or_default().split_whitespace().count()
@@ -77,12 +77,13 @@ fn without_descriptors_a_command_is_refused_and_with_them_it_runs_again() {
         while let Ok(file) = fs::File::open("/dev/null") {
             held.push(file);
         }
-        // One more free each time: every step on the way to a process fails once, the supervisor's own included.
+        // One more free descriptor each time: every step of starting a process fails once, the supervisor's own
+        // included.
         let mut refused = 0;
         while let Err(error) =
             world.sandbox.execute(&world.command, &world.confinement, world.printed.clone(), world.stop.clone()).await
         {
-            // A guest that cannot be talked to for want of them is lost.
+            // A guest is lost if there is no descriptor left to connect to it.
             let is_lost = error.is_crash() && error.to_string().contains("Too many open files");
             assert!(is_lost || error.is_before_start(), "{error:?}");
             refused += 1;
@@ -105,7 +106,7 @@ fn when_the_embedding_process_is_killed_nothing_of_its_commands_is_left() {
         return embed(&mark);
     }
     let mark = format!("embedded-{}", std::process::id());
-    // Who is killed removes no folders.
+    // A killed process does not remove its folders.
     let folder = tempfile::tempdir().unwrap();
     let embedder = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", &own_name(), "--nocapture"])
@@ -121,17 +122,18 @@ fn when_the_embedding_process_is_killed_nothing_of_its_commands_is_left() {
     let helpers = below(embedder.0.id() as i32);
     drop(embedder);
     runtime.block_on(eventually(Duration::from_secs(5), "all are gone", || alive(&mark).is_empty()));
-    // The fork server still obeys what it was told before: it makes places in workspaces, and takes them away at its own end.
+    // The fork server still carries out earlier orders: it makes placeholders in workspaces, and removes them when it
+    // ends.
     let gone = || helpers.iter().all(|id| !Path::new(&format!("/proc/{id}")).exists());
     runtime.block_on(eventually(Duration::from_secs(5), "the helpers are gone", gone));
     let workspaces = fs::read_dir(folder.path()).unwrap().map(|workspace| workspace.unwrap().path());
-    // What drivers keep for themselves, the next one sweeps.
+    // The state folder stays: the next executor sweeps it.
     let workspaces = workspaces.filter(|workspace| !workspace.join("state").exists());
     let held: Vec<_> = workspaces.flat_map(|workspace| fs::read_dir(workspace).unwrap()).collect();
     assert!(held.is_empty(), "{held:?}");
 }
 
-/// A process that is killed as by `kill -9`, at the latest when the test fails.
+/// A process that is killed by `SIGKILL`, at the latest when the test fails.
 struct KilledOnDrop(Child);
 
 impl Drop for KilledOnDrop {
@@ -141,7 +143,7 @@ impl Drop for KilledOnDrop {
     }
 }
 
-/// The embedding process: runs twenty stubborn commands, the last of which also stops its supervisor, for ever.
+/// Runs twenty stubborn commands for ever, as the embedding process. The last one also stops its supervisor.
 fn embed(mark: &str) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {

@@ -1,5 +1,5 @@
-//! The promises of every backend, each tried with real processes that misbehave; attacks on the native one; the proxy, tried with
-//! real sockets; and all of it once more as an ordinary user.
+//! Tests the promises of every level with real processes that misbehave, attacks on sandboxes, the proxy with real
+//! sockets, and the native level once more as an ordinary user.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

@@ -1,4 +1,4 @@
-//! What a command used is measured, and is the command's own.
+//! Tests that the measured usage is that of the command alone.
 
 use std::time::Instant;
 
@@ -44,7 +44,8 @@ async fn the_peak_of_memory_is_that_of_the_largest_process() {
 }
 
 fn the_peak_of_memory_does_not_count_the_embedding_process() {
-    // Both on the heap proper and in a mapping of its own. What the supervisor has for itself may be counted: of a test, some megabytes.
+    // Memory both on the heap and in a mapping of its own. The supervisor's own memory may be counted: in a test, some
+    // megabytes.
     let large = vec![1_u8; 300 * MIB as usize];
     let small: Vec<Vec<u8>> = (0..50_000).map(|_| vec![1; 1024]).collect();
     for runtime in
@@ -99,7 +100,7 @@ async fn a_flood_that_never_ends_can_be_stopped() {
     running.await.unwrap().unwrap();
 }
 
-/// The most memory that this process ever had.
+/// Returns the peak memory of this process.
 fn peak_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();

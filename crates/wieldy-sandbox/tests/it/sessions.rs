@@ -1,4 +1,5 @@
-//! Sandboxes that stay: what calls of a session share and others do not see, how sandboxes are made, listed, lost and destroyed.
+//! Tests sandboxes of sessions: the state that the calls of a session share and other calls do not see, and making,
+//! listing, losing and destroying sandboxes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +19,7 @@ fn key(name: &str) -> SessionKey {
     SessionKey { tenant: None, agent: "tester".into(), session: name.into() }
 }
 
-/// A script that runs natively in a place, in the same workspace as `like`.
+/// Returns a script that runs at the native level in this place.
 fn script(native: &Native, place: Place, text: &str) -> World {
     let mut world = World::bash(text);
     world.sandbox = Arc::new(native.clone());
@@ -31,7 +32,7 @@ fn native() -> Native {
     Native::new(NativeOptions { warm_sandboxes: 0, warm_inits: 0, ..NativeOptions::default() })
 }
 
-/// Runs a script in the workspace of another.
+/// Runs a script in the workspace of `like` and returns its output.
 async fn said(native: &Native, place: Place, like: &World, text: &str) -> String {
     let mut world = script(native, place, text);
     world.confinement.workspace = like.confinement.workspace.clone();
@@ -81,7 +82,7 @@ async fn a_sandbox_is_made_used_listed_and_destroyed() {
     assert_eq!(said(&native, Place::Sandbox(id.clone()), &world, "echo here").await, "here\n");
     let listed = native.list();
     assert_eq!(listed.iter().map(|one| (&one.sandbox, one.executed)).collect::<Vec<_>>(), [(&made.sandbox, 1)]);
-    // It was made without a network, and nobody gets another one than was asked for.
+    // It was made without a network, and a call never gets another network than it asks for.
     let mut other = script(&native, Place::Sandbox(id.clone()), "echo here");
     other.confinement.workspace = world.confinement.workspace.clone();
     other.confinement.network = wieldy_core::Network::Open;
@@ -171,7 +172,7 @@ async fn what_waits_ahead_goes_when_nothing_is_called_for_long() {
 #[tokio::test]
 async fn a_sandbox_that_somebody_killed_is_replaced() {
     let (native, home) = (native(), World::bash(":"));
-    // The first process of the sandbox is the parent of the supervisor, which is the parent of the command.
+    // The init of the sandbox is the parent of the supervisor, which is the parent of the command.
     let (world, running) = script(&native, session("a"), "echo ready; sleep 1000").start();
     world.printed.contains("ready").await;
     eventually(Duration::from_secs(10), "the command is there", || !world.alive().is_empty()).await;
@@ -222,7 +223,7 @@ async fn a_sandbox_that_is_made_within_another_is_one_of_its_own() {
     assert!(native.destroy(&other).await);
     assert_eq!(ids(), [&outer, &same, &innermost].map(Clone::clone).into());
     assert_eq!(said(&native, Place::Sandbox(outer.clone()), &world, look).await, "there\n");
-    // What is in it goes with it.
+    // The sandboxes within it end with it.
     assert!(native.destroy(&outer).await);
     assert_eq!(ids(), [].into());
     world.confinement.place = Place::Sandbox(outer.clone());

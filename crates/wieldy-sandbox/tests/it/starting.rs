@@ -1,4 +1,4 @@
-//! What a command finds when it starts, and what is said when it cannot.
+//! Tests the state in which a command starts, and the errors of commands that cannot start.
 
 use std::error::Error;
 use std::io;
@@ -49,7 +49,7 @@ async fn the_environment_is_exactly_what_the_command_says() {
         Level::Firecracker => "HOME=/home/agent\nUSER=agent\nLOGNAME=agent\n",
         _ => "HOME=/home/agent\nUSER=agent\nLOGNAME=agent\nGIT_TEMPLATE_DIR=/run/git-templates\n",
     };
-    // In whatever order.
+    // The order does not matter.
     let sorted = |text: &str| text.lines().map(str::to_owned).collect::<std::collections::BTreeSet<_>>();
     assert_eq!(
         sorted(&world.output().await),
@@ -86,7 +86,7 @@ async fn a_command_starts_in_its_folder() {
     world.command.folder = "inner".into();
     let output = world.output().await;
     match world.sandbox.level() {
-        // What stands in for a guest mounts nothing, and so has the workspace elsewhere.
+        // The stand-in for a guest mounts nothing, so its workspace is at another path.
         Level::Firecracker => assert!(output.ends_with("/copy/inner\n"), "{output}"),
         _ => assert_eq!(output, format!("{}\n", folder.display())),
     }
@@ -97,7 +97,7 @@ async fn a_command_has_no_terminal_no_foreign_files_and_no_way_to_privileges() {
         "ls /proc/self/fd | tr '\\n' ' '; grep -E 'NoNewPrivs|SigBlk|SigIgn' /proc/self/status | tr -d '\\t'; \
          ulimit -c; ulimit -n; (: </dev/tty) 2>/dev/null || echo no terminal",
     );
-    // Descriptor 3 is the listing's own. gVisor's kernel tells of none of it.
+    // Descriptor 3 is that of `ls` itself. gVisor shows none of this.
     let told = match world.sandbox.level() {
         Level::Gvisor => "",
         _ => "0 1 2 3 SigBlk:0000000000000000\nSigIgn:0000000000000000\nNoNewPrivs:1\n",
@@ -111,12 +111,12 @@ async fn exit_codes_and_signals_are_reported() {
     assert_eq!(World::bash("kill -TERM $$").run().await.unwrap().ended, Ended::Signal(15));
 }
 
-/// Whether the reason why a command does not start is told in a runtime's own words.
+/// Returns true if the level reports a start error in the runtime's own words.
 fn is_told_by_runtime(world: &World) -> bool {
     matches!(world.sandbox.level(), Level::Runc | Level::Gvisor)
 }
 
-/// The kind and the text of the reason why a command did not start.
+/// Returns the kind and the text of a command's start error.
 async fn refusal(world: World) -> (io::ErrorKind, String) {
     match world.run().await {
         Err(error @ SandboxError::Start { .. }) => {

@@ -1,4 +1,4 @@
-//! What the tests share: commands that can be found again, and a place for their output.
+//! Shared by the tests: a command whose processes can be found, its output, and the suite that runs at every level.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,10 +17,10 @@ use wieldy_sandbox::{Native, NativeOptions, Unconfined};
 
 use crate::oci;
 
-/// Nothing in these tests takes this long unless it hangs, not even where the processor is a program (`cargo xtask vm`).
+/// Longest time that anything in these tests takes unless it hangs, even on an emulated processor (`cargo xtask vm`).
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A command in a workspace of its own. All processes that come of it carry its mark in their environment.
+/// A command in a workspace of its own. All its processes have its mark in their environment.
 pub(crate) struct World {
     pub(crate) sandbox: Arc<dyn Sandbox>,
     pub(crate) workspace: tempfile::TempDir,
@@ -68,7 +68,7 @@ impl World {
         Self { sandbox, workspace, command, confinement, printed: Arc::default(), stop: CancellationToken::new(), mark }
     }
 
-    /// The level that the tests are about.
+    /// Returns the level under test.
     pub(crate) fn level() -> Level {
         level().0
     }
@@ -87,7 +87,7 @@ impl World {
         self
     }
 
-    /// Runs the command to its end, after which none of its processes may be left.
+    /// Runs the command to its end, and asserts that none of its processes is left.
     pub(crate) async fn run(&self) -> Result<Exit, SandboxError> {
         let running = self.sandbox.execute(&self.command, &self.confinement, self.printed.clone(), self.stop.clone());
         let exit = tokio::time::timeout(PATIENCE, running).await.expect("the command hangs");
@@ -95,7 +95,7 @@ impl World {
         exit
     }
 
-    /// What the command printed, once it has ended well.
+    /// Runs the command, which must not fail to run, and returns its standard output.
     pub(crate) async fn output(&self) -> String {
         self.run().await.unwrap();
         self.printed.stdout()
@@ -111,13 +111,13 @@ impl World {
         (world, running)
     }
 
-    /// The processes of this command that are alive, zombies excluded.
+    /// Returns the living processes of this command, without zombies.
     pub(crate) fn alive(&self) -> Vec<String> {
         alive(&self.mark)
     }
 }
 
-/// The processes with this mark that are alive, zombies excluded.
+/// Returns the living processes with this mark, without zombies.
 pub(crate) fn alive(mark: &str) -> Vec<String> {
     let wanted = format!("MARK={mark}").into_bytes();
     let entries = fs::read_dir("/proc").unwrap().filter_map(|entry| Some(entry.ok()?.path()));
@@ -132,7 +132,7 @@ pub(crate) fn alive(mark: &str) -> Vec<String> {
         .collect()
 }
 
-/// The processes that a process has made, and those that they have made.
+/// Returns the descendants of a process.
 pub(crate) fn below(id: i32) -> Vec<i32> {
     let tasks = fs::read_dir(format!("/proc/{id}/task")).into_iter().flatten().flatten();
     let children = tasks.map(|task| fs::read_to_string(task.path().join("children")).unwrap_or_default());
@@ -141,7 +141,7 @@ pub(crate) fn below(id: i32) -> Vec<i32> {
     children.into_iter().flat_map(|id| std::iter::once(id).chain(below(id))).collect()
 }
 
-/// Output as it came.
+/// The captured output of a command.
 #[derive(Default)]
 pub(crate) struct Printed {
     streams: Mutex<[Vec<u8>; 2]>,
@@ -157,7 +157,7 @@ impl Printed {
         String::from_utf8_lossy(&self.streams.lock().unwrap()[1]).into_owned()
     }
 
-    /// Waits until the command has printed this.
+    /// Waits until standard output contains this text.
     pub(crate) async fn contains(&self, text: &str) {
         let waiting = async {
             while !self.stdout().contains(text) {
@@ -175,7 +175,7 @@ impl OutputSink for Printed {
     }
 }
 
-/// Waits until something is so.
+/// Polls until the condition is true; panics after `patience`.
 pub(crate) async fn eventually(patience: Duration, what: &str, condition: impl Fn() -> bool) {
     let started = Instant::now();
     while !condition() {
@@ -184,8 +184,8 @@ pub(crate) async fn eventually(patience: Duration, what: &str, condition: impl F
     }
 }
 
-/// Makes a test of each case for every backend: one suite, which they all have to pass. A case is a plain function; those that are about
-/// the process they are in run `alone`, in one of their own.
+/// Makes a test of each case for every level: one suite that all levels have to pass. A case is a plain function. Cases
+/// about their own process are `alone`: each runs in a process of its own.
 macro_rules! conformance {
     (together: [$($case:ident)*]; alone: [$($alone:ident)*];) => {
         mod none {
@@ -226,11 +226,11 @@ macro_rules! conformance {
 pub(crate) use conformance;
 
 tokio::task_local! {
-    /// The level, and where its driver keeps its files if it needs to be told.
+    /// The level under test, and the state folder for levels that need one.
     static LEVEL: (Level, PathBuf);
 }
 
-/// Runs a case with worlds of this level.
+/// Runs a case at this level.
 pub(crate) async fn at(level: Level, name: &str, case: impl Future<Output = ()>) {
     if !can(level, name) {
         return;
@@ -242,7 +242,7 @@ pub(crate) async fn at(level: Level, name: &str, case: impl Future<Output = ()>)
     }
 }
 
-/// Whether a level can pass a case at all on this machine; says why not.
+/// Returns true if the case can run at this level on this machine; prints the reason if not.
 pub(crate) fn can(level: Level, name: &str) -> bool {
     if let Some(reason) = oci::suite::exception(level, name) {
         oci::say(&format!("EXCEPTION: {level} cannot pass `{name}`: {reason}"));
@@ -259,17 +259,17 @@ const OWN_NAME: &str = "WIELDY_TEST_ALONE";
 const OWN_LEVEL: &str = "WIELDY_TEST_LEVEL";
 const OWN_STATE: &str = "WIELDY_TEST_STATE";
 
-/// The name of the test that this process runs alone.
+/// Returns the name of the test that this process runs alone.
 pub(crate) fn own_name() -> String {
     std::env::var(OWN_NAME).unwrap()
 }
 
-/// Runs the test `name` again in a process of its own; true in that process, where the test should go on.
+/// Runs the test `name` again in a process of its own. Returns true in that process, where the test should go on.
 pub(crate) fn in_own_process(name: &str) -> bool {
     in_own_process_at(Level::None, name)
 }
 
-/// The same, with worlds of this level.
+/// Runs the test `name` again in a process of its own at this level; see [`in_own_process`].
 pub(crate) fn in_own_process_at(level: Level, name: &str) -> bool {
     if std::env::var(OWN_NAME).as_deref() == Ok(name) {
         return true;
@@ -287,7 +287,7 @@ pub(crate) fn in_own_process_at(level: Level, name: &str) -> bool {
     false
 }
 
-/// The level that the tests are about, and its driver's folder.
+/// Returns the level under test, and its state folder.
 fn level() -> (Level, PathBuf) {
     let of_process = || {
         let level = std::env::var(OWN_LEVEL).map_or(Level::None, |level| level.parse().unwrap());
@@ -296,7 +296,7 @@ fn level() -> (Level, PathBuf) {
     LEVEL.try_with(Clone::clone).unwrap_or_else(|_| of_process())
 }
 
-/// The backend that the tests are about.
+/// Returns a backend of the level under test.
 fn backend() -> Arc<dyn Sandbox> {
     let (level, state) = level();
     match level {

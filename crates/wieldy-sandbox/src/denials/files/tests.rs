@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::view::plan::{Kind, Room};
 
-/// A tree like those that planners make.
+/// Returns steps like those of a planner.
 fn steps() -> Vec<Step> {
     let bind = |source: &str, target: &str, writable| Step::Bind {
         source: source.into(),
@@ -53,7 +53,7 @@ fn seen_with(code: i32, text: &str) -> Vec<(String, String)> {
     place.breaches(text).into_iter().map(told).collect()
 }
 
-/// The paths that a text makes breaches of.
+/// Returns the paths of the breaches found in a text.
 fn seen(text: &str) -> Vec<String> {
     seen_with(1, text).into_iter().map(|(path, _)| path).collect()
 }
@@ -118,13 +118,13 @@ fn programs_of_many_kinds_are_understood() {
         ("\u{1b}[1;31merror\u{1b}[0m: open /etc/shadow: permission denied", vec!["/etc/shadow"]),
         ("a: /usr/one: Read-only file system\nb: /usr/two: Read-only file system", vec!["/usr/one", "/usr/two"]),
         ("a: /usr/one: Read-only file system\nb: /usr/one: Read-only file system", vec!["/usr/one"]),
-        // The script is not what was refused.
+        // The script itself was not refused.
         ("/usr/bin/script: line 3: own: Permission denied", vec![]),
         ("PHP Warning: fopen(): Failed to open stream: Permission denied in /usr/share/x.php on line 3", vec![]),
-        // Nobody says what.
+        // The message names no path.
         ("Read-only file system", vec![]),
         ("git@example.com: Permission denied (publickey).", vec![]),
-        // What the plan has nothing against, or the program not meant.
+        // The plan is not the reason of these errors.
         ("cat: ../other: Permission denied", vec![]),
         ("cat: /tmp/x: Read-only file system", vec![]),
         ("cat: /usr/x: No such file or directory", vec![]),
@@ -174,7 +174,7 @@ impl OutputSink for Nowhere {
     fn write(&self, _stream: Stream, _bytes: &[u8]) {}
 }
 
-/// What is made of chunks that come from these streams.
+/// Returns the breaches found in chunks from these streams.
 fn heard_of(streams: &[Stream], chunks: &[&[u8]], ended: Ended) -> Vec<Breach> {
     let confinement = Confinement {
         workspace: "/w".into(),
@@ -212,18 +212,18 @@ fn only_the_end_of_a_failed_command_counts_and_no_line_of_which_a_part_is_missin
     assert_eq!(denials(&[&line[..9], &line[9..]], failed).len(), 1);
     assert_eq!(denials(&[&rest, b"\n", line], failed).len(), 1);
     assert_eq!(denials(&[&[&rest, b"\n".as_slice(), &rest, b"\n", line].concat()], failed).len(), 1);
-    // Only the end of a line is left, which would be another complaint.
+    // Only the end of a line is left, which would look like another error line.
     let (whole, end) = (b"cat: own/usr/x: Read-only file system\n".as_slice(), "/usr/x: Read-only file system\n".len());
     assert_eq!(denials(&[&whole[whole.len() - end..]], failed).len(), 1);
     assert_eq!(denials(&[whole, &vec![b'.'; TAIL_BYTES - end]], failed), []);
-    // Far more than is kept, in parts of every size.
+    // Far more than is kept, in chunks of every size.
     for size in [1, 7, 1000, TAIL_BYTES - 1, TAIL_BYTES, TAIL_BYTES + 1] {
         let all = [vec![b'.'; 5 * TAIL_BYTES], b"\n".to_vec(), line.to_vec()].concat();
         assert_eq!(denials(&all.chunks(size).collect::<Vec<_>>(), failed).len(), 1, "{size}");
         let all = [line.to_vec(), vec![b'.'; TAIL_BYTES], b"\n".to_vec()].concat();
         assert_eq!(denials(&all.chunks(size).collect::<Vec<_>>(), failed).len(), 0, "{size}");
     }
-    // Who has complained elsewhere does not complain where it prints.
+    // Stdout counts only if stderr is empty.
     let (out, err) = (Stream::Stdout, Stream::Stderr);
     assert_eq!(heard_of(&[out], &[line], failed).len(), 1);
     assert_eq!(heard_of(&[out, err], &[line, b"failed\n"], failed), []);
@@ -232,7 +232,7 @@ fn only_the_end_of_a_failed_command_counts_and_no_line_of_which_a_part_is_missin
     assert_eq!(denials(&[line], Ended::Signal(9)), []);
 }
 
-/// Texts in which something that could be a complaint is likely.
+/// Generates texts in which error lines are likely.
 fn said() -> impl Strategy<Value = Vec<u8>> {
     let part = prop_oneof![
         proptest::collection::vec(any::<u8>(), 0..20),
@@ -294,7 +294,7 @@ fn a_program_that_the_sandbox_does_not_show_is_named() {
     let bin = home.join("bin");
     let (search, shown_bin) = (format!("relative:/usr/bin:{}", bin.display()), bin.clone());
     let mount = Step::Bind { source: bin.clone(), target: shown_bin, writable: false, optional: false };
-    // Beside a sandbox that shows nothing of the folder, one that shows it and not where its links lead.
+    // One sandbox shows nothing of the folder; the other shows it, but not the targets of its links.
     for (with_bin, deploy, tool) in
         [(false, Some(bin.join("deploy")), Some(bin.join("tool"))), (true, None, Some(home.join("apps/tool")))]
     {

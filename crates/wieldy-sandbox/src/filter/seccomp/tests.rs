@@ -1,4 +1,4 @@
-//! The filter on real programs, and against real attacks.
+//! Tests the filter with real programs and real attacks.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -23,7 +23,7 @@ fn every_attack_is_refused_and_every_twin_works() {
 #[test]
 fn every_call_that_is_refused_whole_is_among_the_attacks() {
     let attacked: Vec<_> = attacks::expected(attacks::Numbers::All).into_iter().map(|(name, _)| name).collect();
-    // Hanging up the terminal is the one that cannot be made harmless.
+    // `vhangup` is not tried: hanging up the terminal cannot be made harmless.
     let missing: Vec<_> = REFUSED
         .iter()
         .flat_map(|(_, calls)| calls.iter().map(|(name, _)| name.strip_prefix("SYS_").unwrap()))
@@ -37,7 +37,7 @@ fn without_a_filter_hardly_any_attack_is_refused_for_being_one() {
     if !in_own_process("filter::seccomp::tests::without_a_filter_hardly_any_attack_is_refused_for_being_one") {
         return;
     }
-    // Whoever has no rights gets `EPERM` from the kernel itself: then this would say nothing.
+    // Without rights, the kernel itself answers `EPERM`, and the test would show nothing.
     if rustix::process::geteuid().is_root() {
         let wrong = attacks::attack(attacks::Numbers::All)
             .into_iter()
@@ -58,7 +58,7 @@ fn no_call_is_in_two_lists() {
     assert_eq!(numbers.len(), all);
 }
 
-/// What the program answers, worked out as the kernel does.
+/// Returns the filter's answer, evaluated as the kernel does.
 fn answer(program: &BpfProgram, architecture: u32, number: u32, arguments: [u64; 6]) -> (u32, usize) {
     let word = |offset: u32| match offset {
         0 => number,
@@ -126,12 +126,12 @@ fn a_program_that_calls_as_another_architecture_is_killed() {
     let before = Command::new(folder.path().join("a")).status().unwrap();
     install(&filter().unwrap()).unwrap();
     let after = Command::new(folder.path().join("a")).status().unwrap();
-    // Where the kernel knows no i386, the program is killed without us.
+    // A kernel without i386 kills the program without our filter.
     assert!(before.success() || before.signal().is_some(), "{before:?}");
     assert_eq!(after.signal(), Some(if before.success() { libc::SIGSYS } else { libc::SIGSEGV }));
 }
 
-/// Runs a script in a folder of its own under the filter, where its first word is installed.
+/// Runs a script in a folder, and returns its output.
 fn works(folder: &Path, script: &str) -> Result<String, String> {
     let Output { status, stdout, stderr } =
         Command::new("bash").args(["-euo", "pipefail", "-c", script]).current_dir(folder).output().unwrap();

@@ -1,12 +1,12 @@
-//! The agent: the first process of a guest. It makes what commands see, runs them in supervisors as every level does, and brings the workspace
-//! back.
+//! The agent: the first process of a guest. It mounts the file tree of commands, runs them under supervisors as every
+//! level does, and synchronizes the workspace.
 //!
-//! It is this program once more, under the name [`NAME`], which a guest's root file system has as its init. It has one thread; each command
-//! has an *attendant*, a process that passes bytes between the command's pipes and the executor's connection. Whoever loses its parent
-//! becomes the agent's child and is killed.
+//! It is this program under the name [`NAME`], which is the init of a guest's root file system. It has one thread. Each
+//! command has an *attendant*, a process that copies bytes between the pipes of the command and the executor's
+//! connection. A process that loses its parent becomes the agent's child and is killed.
 //!
-//! Where no guest can be booted, the same agent serves a folder of the machine over a Unix socket: `wieldy-guest SOCKET FOLDER [USER]`. That
-//! is how it is tested. It then mounts nothing, and runs commands as whoever started it or as this user.
+//! If no guest can be booted, the same agent can be tested: it serves a folder of the machine over a Unix socket by
+//! `wieldy-guest SOCKET FOLDER [USER]`. It then mounts nothing, and runs commands as `USER` or as its own user.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{CStr, CString};
@@ -41,11 +41,11 @@ pub(crate) const NAME: &CStr = c"wieldy-guest";
 /// The account that commands run as.
 const AGENT: u32 = 1000;
 
-/// The disk that the executor gave for the workspace, and where it is mounted before it is shown in its place.
+/// The disk of the workspace, and its first mount point, from which it is bound to its final path.
 const DISK: &str = "/dev/vdb";
 const DISK_MOUNT: &str = "/tmp";
 
-/// Becomes the agent, with the words that it was started with after its name.
+/// Becomes the agent. `words` are the arguments after its name.
 pub(crate) fn live(words: &[CString]) -> ! {
     // A panic would otherwise unwind into the C library's start-up code.
     let lived = std::panic::catch_unwind(|| match words {
@@ -57,7 +57,7 @@ pub(crate) fn live(words: &[CString]) -> ! {
     if let Ok(Err(error)) = &lived {
         complain(&error.to_string());
     }
-    // Of a guest this is the end.
+    // This ends the guest.
     sys::exit_now(i32::from(!matches!(lived, Ok(Ok(())))))
 }
 
@@ -68,7 +68,7 @@ fn path(text: &CStr) -> PathBuf {
 /// The kernel's log, which is shown on the guest's console at once.
 static LOG: OnceLock<File> = OnceLock::new();
 
-/// Says why there is no agent any more.
+/// Logs the reason why the agent ends.
 fn complain(reason: &str) {
     const CRITICAL: u8 = 2;
     if let Some(mut log) = LOG.get() {
@@ -79,10 +79,10 @@ fn complain(reason: &str) {
 struct Agent {
     listener: OwnedFd,
     tree: tree::Tree,
-    /// The workspace, once it is there.
+    /// The workspace, once it is prepared.
     workspace: Option<Workspace>,
     attendants: HashMap<Pid, ()>,
-    /// The kernel's own files, which commands see only to read.
+    /// The agent's `/proc`, which commands see read-only.
     kernel: OwnedFd,
 }
 
@@ -90,17 +90,17 @@ struct Workspace {
     folder: PathBuf,
     tree: Tree,
     agreed: Manifest,
-    /// Whom commands run as, where that is not whoever we are.
+    /// The account that commands run as, if it is not our own.
     user: Option<u32>,
 }
 
 impl Agent {
-    /// The first process of a guest, in which there is nothing yet but the root file system.
+    /// Starts as the first process of a guest, in which only the root file system is mounted.
     fn in_guest() -> io::Result<Self> {
         let nothing = None::<&CStr>;
         let mount =
             |kind: &str, place: &str| match rustix::mount::mount(kind, place, kind, MountFlags::empty(), nothing) {
-                // The kernel may have done it already.
+                // The kernel may have mounted it already.
                 Err(Errno::BUSY) => Ok(()),
                 mounted => mounted.map_err(|error| io::Error::other(format!("mounting `{place}`: {error}"))),
             };
@@ -115,7 +115,7 @@ impl Agent {
         Self::begin(sys::listen_to_host(PORT)?, None)
     }
 
-    /// A process of the machine that ends with whoever started it.
+    /// Starts as a process of the machine that ends with its parent.
     fn on_machine(socket: &Path, folder: PathBuf, user: Option<&CString>) -> io::Result<Self> {
         let user =
             user.map(|user| user.to_str().ok().and_then(|user| user.parse().ok()).ok_or(io::ErrorKind::InvalidInput));
@@ -132,7 +132,7 @@ impl Agent {
         sys::reset_signal_handlers();
         let _ = thread::set_name(NAME);
         let _ = process::setsid();
-        // The standard descriptors lead nowhere in everything we make.
+        // All our children inherit `/dev/null` as standard descriptors.
         let listener = rustix::io::fcntl_dupfd_cloexec(listener, 3)?;
         let nowhere = File::options().read(true).write(true).open("/dev/null")?;
         for number in 0..3 {
@@ -170,7 +170,7 @@ impl Agent {
         }
     }
 
-    /// Does what a connection is for. The executor is trusted, so we wait for what it says.
+    /// Serves a connection. The executor is trusted, so this blocks until its order has come.
     fn attend(&mut self, connection: &mut File) -> io::Result<()> {
         let frame = frames::receive(connection)?;
         match (frame.kind, &mut self.workspace) {
@@ -191,11 +191,11 @@ impl Agent {
         }
     }
 
-    /// Lets an attendant run a command.
+    /// Makes an attendant that runs a command.
     fn run(&mut self, frame: &Frame, connection: &File) -> io::Result<()> {
         let Some(workspace) = &self.workspace else { return Ok(()) };
         let mut run: Run = frame.message()?;
-        // The folders are as seen from the workspace.
+        // The folders of the order are relative to the workspace.
         run.order.folder = workspace.folder.join(&run.order.folder);
         run.order.workspace.clone_from(&workspace.folder);
         match sys::fork(0)? {
@@ -221,7 +221,8 @@ impl Agent {
     }
 }
 
-/// Mounts what commands will see, and moves there: the root file system's system folders, private folders in memory, the workspace.
+/// Mounts the file tree of commands and makes it the root: the system folders of the root file system, private folders
+/// in memory, and the workspace.
 fn prepare(order: &Prepare) -> io::Result<Workspace> {
     let doing = |what: &str, error: io::Error| io::Error::other(format!("{what}: {error}"));
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOATIME;
@@ -243,10 +244,10 @@ fn prepare(order: &Prepare) -> io::Result<Workspace> {
     Ok(Workspace { folder, tree, agreed: BTreeMap::new(), user: Some(AGENT) })
 }
 
-/// Where commands are at home.
+/// The home folder of commands.
 pub(super) const HOME: &str = "/home/agent";
 
-/// How what commands see is built, parents first.
+/// Returns the steps that build the file tree of commands, parents first.
 fn steps(order: &Prepare) -> Vec<Step> {
     let room = Room { bytes: order.room_bytes, inodes: order.room_files };
     let small = Room { bytes: 16 << 20, inodes: 4096 };
@@ -282,15 +283,15 @@ fn steps(order: &Prepare) -> Vec<Step> {
 struct Attendant {
     supervisor: OwnedFd,
     input: Option<File>,
-    /// What the command has not read yet.
+    /// Input that is not in the pipe of the command yet.
     waiting: Vec<u8>,
     output: Option<File>,
     complaints: Option<File>,
-    /// Whether the executor may still say something.
+    /// True while the executor may send frames.
     is_heard: bool,
 }
 
-/// What something happened at.
+/// The source of an event.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum At {
     Supervisor,
@@ -307,7 +308,7 @@ impl Attendant {
         if sys::fork(0)?.is_none() {
             let begun =
                 sys::close_all_but(&mut [0, 1, 2, theirs.as_raw_fd()]).and_then(|()| become_user(workspace.user));
-            // After a change of user, which would undo it.
+            // The parent-death signal is set after the change of user, which would clear it.
             if begun.and_then(|()| fork_server::die_with_parent()).is_err() {
                 sys::exit_now(1);
             }
@@ -341,7 +342,8 @@ impl Attendant {
         Ok(Self { supervisor, input, waiting: Vec::new(), output, complaints, is_heard: true })
     }
 
-    /// Passes bytes on until the supervisor says how the command went. What the executor does not take, the command cannot print.
+    /// Copies bytes until the supervisor reports the end of the command. If the executor does not read, the command
+    /// cannot print.
     fn wait_for_end(mut self, connection: &mut File) -> io::Result<()> {
         loop {
             let happened = self.wait(connection)?;
@@ -364,7 +366,7 @@ impl Attendant {
         }
     }
 
-    /// Waits until something happens.
+    /// Waits for events and returns their sources.
     fn wait(&self, connection: &File) -> io::Result<Vec<At>> {
         let mut watched = vec![(At::Supervisor, self.supervisor.as_fd(), PollFlags::IN)];
         if self.is_heard {
@@ -383,7 +385,7 @@ impl Attendant {
         Ok(happened.map(|((at, ..), _)| *at).collect())
     }
 
-    /// Takes what the executor says. It sends input only when there is none waiting, and so is always heard to say that it is enough.
+    /// Handles a frame of the executor, which sends input only when none is waiting. So its stop is always received.
     fn hear(&mut self, connection: &mut File) -> io::Result<()> {
         let frame = frames::receive(connection)?;
         match frame.kind {
@@ -403,7 +405,7 @@ impl Attendant {
         }
     }
 
-    /// Writes what the command takes now. One that does not want to read any more gets nothing more.
+    /// Writes as much input as the pipe has room for, and discards it if the command has closed its end.
     fn feed(&mut self, connection: &mut File) -> io::Result<()> {
         match self.input.as_mut().map(|input| input.write(&self.waiting)) {
             Some(Ok(count)) => drop(self.waiting.drain(..count)),
@@ -413,11 +415,11 @@ impl Attendant {
         if self.waiting.is_empty() { frames::send(connection, Kind::Taken, &[]) } else { Ok(()) }
     }
 
-    /// Nobody of the tree is left to write: passes on what is in the pipes, and how it went.
+    /// Sends the bytes that are still in the pipes, and the report. No process of the command is left to write more.
     fn finish(mut self, connection: &mut File) -> io::Result<()> {
         let report = protocol::receive::<SupervisorReport>(&self.supervisor)?.ok_or_else(lost)?.message;
         for (pipe, kind) in [(&mut self.output, Kind::Output), (&mut self.complaints, Kind::Complaint)] {
-            // No more than a pipe can hold: whoever still writes is none of ours.
+            // No more than a pipe can hold: a process that still writes does not belong to the command.
             let size = pipe.as_ref().and_then(|pipe| rustix::pipe::fcntl_getpipe_size(pipe).ok());
             let mut left = size.unwrap_or(CONTENT_BYTES_MAX);
             while left > 0
@@ -430,7 +432,7 @@ impl Attendant {
     }
 }
 
-/// Passes on what is in a pipe, and closes it at its end; says how many bytes there were.
+/// Sends bytes of a pipe as a frame, and closes the pipe at its end. Returns the number of bytes.
 fn pass_on(pipe: &mut Option<File>, kind: Kind, connection: &mut File) -> io::Result<usize> {
     let mut buffer = [0; CONTENT_BYTES_MAX];
     let Some(open) = pipe else { return Ok(0) };
@@ -440,7 +442,7 @@ fn pass_on(pipe: &mut Option<File>, kind: Kind, connection: &mut File) -> io::Re
             return Ok(count);
         }
         Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
-        // Of a terminal that nobody has open any more, the end is an error.
+        // A terminal that no process has open reports its end as an error.
         Ok(_) | Err(_) => *pipe = None,
     }
     Ok(0)
@@ -455,7 +457,7 @@ fn lost() -> io::Error {
     io::Error::other("its supervisor was killed")
 }
 
-/// If the guest runs out of memory, it should be a command that goes, and not the agent.
+/// Makes the kernel kill this process before the agent if the guest runs out of memory.
 fn prefer_for_oom_kill(kernel: &OwnedFd) {
     let flags = OFlags::WRONLY | OFlags::CLOEXEC;
     if let Ok(file) = rustix::fs::openat(kernel, "self/oom_score_adj", flags, Mode::empty()) {
@@ -463,7 +465,7 @@ fn prefer_for_oom_kill(kernel: &OwnedFd) {
     }
 }
 
-/// Becomes the account that commands run as, with no right to anything else.
+/// Changes to the account that commands run as, without any other group.
 fn become_user(user: Option<u32>) -> io::Result<()> {
     let Some(user) = user else { return Ok(()) };
     let (uid, gid) = (thread::Uid::from_raw(user), thread::Gid::from_raw(user));

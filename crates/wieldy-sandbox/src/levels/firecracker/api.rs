@@ -1,6 +1,7 @@
-//! The few requests of Firecracker's API that it takes to start a guest, each a `PUT` with a JSON body over its Unix socket.
+//! Starts a guest by requests to Firecracker's API, each a `PUT` with a JSON body over its Unix socket.
 //!
-//! Firecracker answers a request that it obeys with 204, and one that it does not with a body that says why in `fault_message`.
+//! Firecracker answers a request that it accepts with 204, and one that it refuses with a body that has the reason in
+//! `fault_message`.
 
 use std::path::{Path, PathBuf};
 use std::{fmt, io};
@@ -9,10 +10,10 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
-/// The most bytes of an answer that are read.
+/// Maximum number of bytes of an answer that are read.
 const ANSWER_BYTES_MAX: usize = 64 * 1024;
 
-/// A guest as Firecracker is told of it.
+/// The description of a guest for Firecracker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Guest {
     pub(super) processors: u64,
@@ -23,15 +24,15 @@ pub(super) struct Guest {
     pub(super) rootfs: PathBuf,
     /// The disk that the workspace is on.
     pub(super) disk: PathBuf,
-    /// Where Firecracker is to listen for connections to the guest's virtual socket.
+    /// The path at which Firecracker listens for connections to the guest's virtual socket.
     pub(super) vsock: PathBuf,
 }
 
-/// The guest's address on its virtual socket. Each Firecracker has one guest only, so all may have the same.
+/// The guest's address on its virtual socket. Each Firecracker has one guest only, so all use the same.
 const CID: u32 = 3;
 
 impl Guest {
-    /// The requests that describe this guest, in order, and start it.
+    /// Returns the requests that describe this guest and start it, in order.
     fn requests(&self) -> [(&'static str, Value); 6] {
         let text = |path: &Path| path.to_string_lossy().into_owned();
         let drive = |id: &str, path: &Path, is_root: bool| json!({"drive_id": id, "path_on_host": text(path), "is_root_device": is_root, "is_read_only": is_root});
@@ -45,7 +46,7 @@ impl Guest {
         ]
     }
 
-    /// Lets the Firecracker at this socket start the guest.
+    /// Makes the Firecracker at this socket start the guest.
     pub(super) async fn start(&self, socket: &Path) -> Result<(), ApiError> {
         for (path, body) in self.requests() {
             put(socket, path, &body).await?;
@@ -54,7 +55,7 @@ impl Guest {
     }
 }
 
-/// Why a request was not obeyed.
+/// The reason why a request failed.
 #[derive(Debug)]
 pub(super) struct ApiError {
     request: String,
@@ -67,7 +68,7 @@ impl fmt::Display for ApiError {
     }
 }
 
-/// Makes one request.
+/// Sends one request, and fails if it is not accepted.
 async fn put(socket: &Path, path: &str, body: &Value) -> Result<(), ApiError> {
     let error = |reason: String| ApiError { request: path.into(), reason };
     let (status, answer) = exchange(socket, path, body).await.map_err(|problem| error(problem.to_string()))?;
@@ -103,7 +104,7 @@ async fn exchange(socket: &Path, path: &str, body: &Value) -> io::Result<(u16, V
     }
 }
 
-/// The status and the body, if all of the answer is there. Firecracker always says how long a body is.
+/// Returns the status and the body, if the answer is complete. Firecracker always sends the length of a body.
 fn parse(answer: &[u8]) -> io::Result<Option<(u16, Vec<u8>)>> {
     let mut headers = [httparse::EMPTY_HEADER; 32];
     let mut response = httparse::Response::new(&mut headers);
@@ -142,7 +143,7 @@ mod tests {
         }
     }
 
-    /// Answers each connection's request with the next of `answers`; gives back the whole requests.
+    /// Answers each connection's request with the next of `answers`, and returns the requests.
     async fn serve(listener: UnixListener, answers: Vec<&'static str>) -> Vec<String> {
         let mut requests = Vec::new();
         for answer in answers {
@@ -156,7 +157,7 @@ mod tests {
             stream.write_all(first.as_bytes()).await.unwrap();
             stream.flush().await.unwrap();
             tokio::task::yield_now().await;
-            // Whoever has heard enough may have hung up.
+            // The client may have hung up already.
             let _ = stream.write_all(second.as_bytes()).await;
             requests.push(String::from_utf8(request).unwrap());
         }

@@ -1,4 +1,4 @@
-//! Connections to a guest's agent, and the commands that run through them, as the executor sees them.
+//! Connects to a guest's agent and runs commands through it, on the executor's side.
 
 use std::convert::Infallible;
 use std::io::{self, Read, Write};
@@ -17,20 +17,20 @@ use super::frames::{CONTENT_BYTES_MAX, Incoming, Kind, PORT, Run, invalid, send_
 use crate::supervise::protocol::{RunOrder, SupervisorReport};
 use crate::supervise::run::PATIENCE;
 
-/// How long the answer to a request for a connection may be: `OK ` and a number.
+/// Maximum length of the answer to a request for a connection: `OK ` and a number.
 const GREETING_BYTES_MAX: usize = 32;
 
-/// How long a guest may say nothing while workspaces are brought together.
+/// Longest silence of a guest while workspaces are synchronized.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
-/// Connects to the agent, through the socket at which Firecracker passes connections on to the guest.
+/// Connects to the agent, through the socket at which Firecracker forwards connections to the guest.
 pub(super) async fn connect(vsock: PathBuf) -> io::Result<UnixStream> {
     use tokio::io::AsyncWriteExt;
     let mut stream = UnixStream::connect(vsock).await?;
     stream.write_all(format!("CONNECT {PORT}\n").as_bytes()).await?;
     let mut greeting = Vec::new();
     while greeting.last() != Some(&b'\n') && greeting.len() < GREETING_BYTES_MAX {
-        // Byte by byte, as what follows is not ours to take.
+        // Byte by byte, since the bytes that follow belong to the caller.
         greeting.push(stream.read_u8().await.map_err(|_| nobody_listens())?);
     }
     check_greeting(&greeting).map(|()| stream)
@@ -48,7 +48,7 @@ fn check_greeting(greeting: &[u8]) -> io::Result<()> {
     }
 }
 
-/// The same for whoever may be kept waiting.
+/// Connects like [`connect`], but blocks.
 pub(super) fn connect_blocking(vsock: &Path) -> io::Result<std::os::unix::net::UnixStream> {
     let mut stream = std::os::unix::net::UnixStream::connect(vsock)?;
     stream.set_read_timeout(Some(SILENCE_MAX))?;
@@ -63,13 +63,13 @@ pub(super) fn connect_blocking(vsock: &Path) -> io::Result<std::os::unix::net::U
     check_greeting(&greeting).map(|()| stream)
 }
 
-/// Waits until there is no hope left that a run ends by itself: it should have been over long ago.
+/// Waits until a stopped run should have ended long ago.
 pub(super) async fn given_up(stop: &CancellationToken, grace: Duration) {
     stop.cancelled().await;
     tokio::time::sleep(grace.saturating_add(PATIENCE)).await;
 }
 
-/// Runs a command in the guest until its agent says how that went. That it did not before `given_up` is an error, wherever we are then.
+/// Runs a command in the guest until its agent reports the end. Fails at any point if `given_up` comes first.
 pub(super) async fn run(
     vsock: PathBuf,
     command: &Command,
@@ -84,10 +84,11 @@ pub(super) async fn run(
         send_to(&mut writing, Kind::Run, &run).await?;
         let taken = Notify::new();
         tokio::select! {
-            // Whoever hears may use up all that a task is allowed at once, and a guest that is never silent would never be told to stop.
+            // `talk` comes first: `hear` may use up the task's budget, and then a guest that prints without end would
+            // never get the stop.
             biased;
             never = talk(writing, &command.stdin, &taken, stop) => match never {},
-            // Both at once: an agent that waits for us to listen must not wait for us to have spoken.
+            // Concurrently: an agent that waits for us to read must not wait until we have written.
             report = hear(reading, output, &taken) => report,
         }
     };
@@ -98,7 +99,7 @@ pub(super) async fn run(
     }
 }
 
-/// Hands on what the command prints, until it has ended.
+/// Forwards the output of the command until it has ended. Returns the report.
 async fn hear(mut stream: OwnedReadHalf, output: &dyn OutputSink, taken: &Notify) -> io::Result<SupervisorReport> {
     let mut incoming = Incoming::default();
     loop {
@@ -109,12 +110,12 @@ async fn hear(mut stream: OwnedReadHalf, output: &dyn OutputSink, taken: &Notify
             Kind::Taken => taken.notify_one(),
             _ => return frame.expect(Kind::Ended)?.message(),
         }
-        // A guest that is never silent must not keep others of our thread from their work.
+        // A guest that prints without end must not block the other tasks of our thread.
         tokio::task::coop::consume_budget().await;
     }
 }
 
-/// Sends what the command should read, and that it should stop. Where the connection is lost, whoever listens is the first to know.
+/// Sends the input of the command, and then the stop. Ignores errors, since `hear` notices a lost connection.
 async fn talk(mut stream: OwnedWriteHalf, stdin: &Stdin, taken: &Notify, stop: &CancellationToken) -> Infallible {
     tokio::select! {
         biased;
@@ -125,7 +126,7 @@ async fn talk(mut stream: OwnedWriteHalf, stdin: &Stdin, taken: &Notify, stop: &
     std::future::pending().await
 }
 
-/// Sends everything and the end of file. A command that does not want all of it is no error.
+/// Sends the input and the end of file. A command that does not read all of it is no error.
 async fn feed(stream: &mut OwnedWriteHalf, stdin: &Stdin, taken: &Notify) {
     match stdin {
         Stdin::Nothing => return,
@@ -158,7 +159,7 @@ mod tests {
     use super::*;
     use crate::supervise::protocol::{RunLimits, RunReport};
 
-    /// Far longer than anything takes here.
+    /// A timeout far longer than any of these tests takes.
     const HANGS: Duration = Duration::from_secs(30);
 
     struct Nobody;
@@ -167,7 +168,7 @@ mod tests {
         fn write(&self, _stream: Stream, _bytes: &[u8]) {}
     }
 
-    /// How it goes with a guest that behaves like this after somebody has connected, where the run is stopped at once.
+    /// Returns the result of a run that is stopped at once, with a guest that behaves like this after the connection.
     async fn stopped(
         grace: Duration,
         environment: Vec<(String, String)>,
@@ -205,7 +206,7 @@ mod tests {
         stream.write_all(b"OK 1\n").unwrap();
     }
 
-    /// Takes nothing until the other side has hung up.
+    /// Reads nothing until the other side has hung up.
     fn hold(stream: Blocking) {
         poll(&mut [PollFd::new(&stream, PollFlags::empty())], None).unwrap();
     }
@@ -220,7 +221,7 @@ mod tests {
                 while writing.write_all(&taken).is_ok() {}
             });
             assert_eq!(frames::receive(&mut stream).unwrap().kind, Kind::Run);
-            // That it is told is all; it does not listen to it.
+            // This guest receives the stop and ignores it.
             let told = frames::receive(&mut stream).map(|frame| frame.kind);
             assert_eq!(told.ok(), Some(Kind::Stop));
             flooding.join().unwrap();

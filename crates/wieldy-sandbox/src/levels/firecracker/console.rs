@@ -1,15 +1,15 @@
-//! The last output of a guest's console, for the error of a guest that does not start.
+//! Stores the last output of a guest's console, for the error of a guest that does not start.
 
 use std::sync::{Mutex, PoisonError};
 
 use wieldy_core::{OutputSink, Stream};
 
-/// The end of what Firecracker and the guest's kernel have said.
+/// The last output of Firecracker and of the guest's kernel.
 #[derive(Default)]
 pub(super) struct Console(Mutex<Vec<u8>>);
 
 impl Console {
-    /// The last line with something in it.
+    /// Returns the last line that is not empty.
     pub(super) fn last(&self) -> Option<String> {
         let text = String::from_utf8_lossy(&self.0.lock().unwrap_or_else(PoisonError::into_inner)).into_owned();
         let line = text.lines().rev().map(str::trim).find(|line| !line.is_empty())?;

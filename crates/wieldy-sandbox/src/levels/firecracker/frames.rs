@@ -1,7 +1,9 @@
-//! What the executor and a guest's agent say to each other: frames of a kind, a length and that many bytes, over a stream.
+//! The protocol between the executor and a guest's agent: frames over a stream, each with a kind, a length and that
+//! many bytes.
 //!
-//! The executor begins every connection, and its first frame says what the connection is for: [`Kind::Prepare`], [`Kind::Run`] or
-//! [`Kind::Sync`]. The agent is not trusted: whatever it sends is bounded here and checked by whoever asked.
+//! The executor begins every connection, and its first frame is the purpose of the connection: [`Kind::Prepare`],
+//! [`Kind::Run`] or [`Kind::Sync`]. The agent is not trusted: its frames are limited in size here, and checked by the
+//! caller.
 
 use std::io::{self, Read, Write};
 use std::path::PathBuf;
@@ -15,44 +17,44 @@ use crate::supervise::protocol::RunOrder;
 /// The port that the agent listens at.
 pub(super) const PORT: u32 = 1024;
 
-/// The most bytes of content in one frame.
+/// Maximum number of content bytes in one frame.
 pub(super) const CONTENT_BYTES_MAX: usize = 64 * 1024;
 
-/// The most bytes in any frame: more than the kernel lets a program be started with.
+/// Maximum number of bytes in any frame: more than the kernel lets a program be started with.
 const BYTES_MAX: usize = 8 * 1024 * 1024;
 
-/// What a frame is.
+/// The kind of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Kind {
-    /// Makes what commands will see, see [`Prepare`]; answered by [`Kind::Ready`].
+    /// An order to mount the file tree of commands, see [`Prepare`]; answered by [`Kind::Ready`].
     Prepare = 1,
     /// The agent's version.
     Ready,
-    /// Runs a command, see [`Run`]; answered by any number of outputs and one [`Kind::Ended`].
+    /// An order to run a command, see [`Run`]; answered by any number of outputs and one [`Kind::Ended`].
     Run,
-    /// Bytes for the command to read, none at the end; the next ones only after [`Kind::Taken`].
+    /// Input of the command; empty at its end. The next one follows only after [`Kind::Taken`].
     Input,
-    /// The command has the bytes, or does not want any.
+    /// A notice that the command has got the input, or does not want any.
     Taken,
-    /// The command should end.
+    /// An order to stop the command.
     Stop,
-    /// What the command printed.
+    /// Standard output of the command.
     Output,
-    /// What the command complained.
+    /// Standard error of the command.
     Complaint,
-    /// How the command ended: a [`SupervisorReport`](crate::supervise::protocol::SupervisorReport).
+    /// The end of the command: a [`SupervisorReport`](crate::supervise::protocol::SupervisorReport).
     Ended,
-    /// Brings the workspaces of both sides together; answered by what changed in the guest, up to [`Kind::Done`], after which the same
-    /// comes from the executor.
+    /// An order to synchronize the workspaces: the guest answers with its changes up to [`Kind::Done`], and then the
+    /// executor sends its own.
     Sync,
     /// A file, folder or link that changed, see [`Entry`](super::sync::Entry).
     Entry,
-    /// The next bytes of a file, none at its end.
+    /// The next bytes of a file; empty at its end.
     Content,
-    /// That was all.
+    /// The end of a list of changes.
     Done,
-    /// It could not be done: why.
+    /// The reason why an order could not be carried out.
     Failed,
 }
 
@@ -73,24 +75,24 @@ const KINDS: [Kind; 14] = [
     Kind::Failed,
 ];
 
-/// What a guest is told first.
+/// The first order to a guest.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Prepare {
-    /// Where commands see the workspace: where it is on the executor's machine.
+    /// The path of the workspace for commands, which is that on the executor's machine.
     pub(super) workspace: PathBuf,
-    /// How much private folders hold.
+    /// The limits of private folders.
     pub(super) room_bytes: u64,
     pub(super) room_files: u64,
 }
 
-/// A command for the guest. The folders of the order are as seen from the workspace.
+/// A command for the guest. The folders in the order are relative to the workspace.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Run {
     pub(super) order: RunOrder,
     pub(super) has_input: bool,
 }
 
-/// A frame that came.
+/// A received frame.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Frame {
     pub(super) kind: Kind,
@@ -98,14 +100,14 @@ pub(super) struct Frame {
 }
 
 impl Frame {
-    /// Its bytes as a message.
+    /// Parses its bytes as a message.
     pub(super) fn message<T: DeserializeOwned>(&self) -> io::Result<T> {
         let told =
             |error: serde_json::Error| invalid(&format!("a frame that is no message: {}", shown(&error.to_string())));
         serde_json::from_slice(&self.bytes).map_err(told)
     }
 
-    /// The frame if it is of this kind; what the other side says instead otherwise.
+    /// Returns the frame if it is of this kind, and else an error: that of the other side if it sent one.
     pub(super) fn expect(self, kind: Kind) -> io::Result<Self> {
         match self.kind {
             found if found == kind => Ok(self),
@@ -115,7 +117,7 @@ impl Frame {
     }
 }
 
-/// What the other side says, as it may be shown to people: short, and without what a terminal would obey.
+/// Returns a text of the other side in a form that can be shown: short, and without control characters.
 pub(super) fn shown(text: &str) -> String {
     const CHARACTERS_MAX: usize = 500;
     text.chars().take(CHARACTERS_MAX).map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect()
@@ -160,7 +162,7 @@ pub(super) fn tell(stream: &mut impl Write, kind: Kind, message: &impl Serialize
     send(stream, kind, &serde_json::to_vec(message)?)
 }
 
-/// The next frame. The end of the stream is an error: each exchange says itself when it is over.
+/// Receives the next frame. The end of the stream is an error, since a frame ends each exchange.
 pub(super) fn receive(stream: &mut impl Read) -> io::Result<Frame> {
     let mut head = [0; HEAD_BYTES];
     stream.read_exact(&mut head)?;
@@ -170,14 +172,14 @@ pub(super) fn receive(stream: &mut impl Read) -> io::Result<Frame> {
     Ok(Frame { kind, bytes })
 }
 
-/// Sends a frame where nobody may be kept waiting.
+/// Sends a frame without blocking the thread.
 pub(super) async fn send_to(stream: &mut (impl AsyncWrite + Unpin), kind: Kind, bytes: &[u8]) -> io::Result<()> {
     let mut whole = head(kind, bytes)?.to_vec();
     whole.extend_from_slice(bytes);
     stream.write_all(&whole).await
 }
 
-/// Takes frames from a stream where nobody may be kept waiting. What came of a frame is kept if nobody waits for the rest any more.
+/// A receiver of frames that does not block the thread. It stores incomplete frames, so a wait can be cancelled.
 #[derive(Default)]
 pub(super) struct Incoming {
     bytes: Vec<u8>,
@@ -195,7 +197,7 @@ impl Incoming {
         }
     }
 
-    /// The first frame, if all of it is there.
+    /// Returns the first frame, if it is complete.
     fn whole(&mut self) -> io::Result<Option<Frame>> {
         let Some(head) = self.bytes.first_chunk::<HEAD_BYTES>() else { return Ok(None) };
         let (kind, length) = parse(*head)?;
@@ -239,7 +241,7 @@ mod tests {
         assert_eq!(frame.expect(Kind::Ready).unwrap_err().to_string(), "no disk");
         let frame = Frame { kind: Kind::Failed, bytes: b"\x1b[2Jgone\xff".into() };
         assert_eq!(frame.expect(Kind::Ready).unwrap_err().to_string(), "\u{fffd}[2Jgone\u{fffd}");
-        // Neither does what a message is not.
+        // An error about a malformed message contains no control characters either.
         let frame = Frame { kind: Kind::Entry, bytes: format!("\"\\u001b[2J{}\"", "x".repeat(1 << 20)).into() };
         let told = frame.message::<crate::supervise::protocol::SupervisorReport>().unwrap_err().to_string();
         let expected = format!(

@@ -1,7 +1,8 @@
-//! One guest that stands: Firecracker's process, the guest's disk, and the commands that run in it.
+//! Boots, uses and ends one guest: Firecracker's process, the guest's disk, and the commands that run in it.
 //!
-//! Firecracker runs in a supervisor of the fork server, in a session of its own and without a terminal or an environment, so it dies when the executor
-//! does, and with it its guest. Its files are in a folder of the level's home, which is swept when it was left behind.
+//! Firecracker runs under a supervisor of the fork server, in a session of its own, without a terminal and with only
+//! `PATH` in its environment. So it dies with the executor, and its guest with it. Its files are in a folder below the
+//! level's state folder, which is swept if it was left behind.
 
 use std::fs;
 use std::io;
@@ -35,28 +36,28 @@ use crate::supervise::run::prepare;
 use crate::supervise::run::{Requested, ended};
 use crate::view::plan::{Plan, Step};
 
-/// How long Firecracker may take to listen, and a guest to boot.
+/// Longest wait for Firecracker to listen, and for a guest to boot.
 const START_PATIENCE: Duration = Duration::from_secs(30);
 
-/// How often we look whether somebody listens already.
+/// The interval between attempts to connect.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// How long workspaces may take to be brought together, whatever is said meanwhile.
+/// Longest synchronization of workspaces, even if the guest keeps sending.
 const SYNC_MAX: Duration = Duration::from_secs(600);
 
-/// What a guest has where nobody says.
+/// Defaults for a guest without limits.
 const MEMORY_BYTES: u64 = 1 << 30;
 const DISK_BYTES: u64 = 1 << 30;
 const DISK_FILES: u64 = 250_000;
 
-/// How long all paths may be together of which a guest tells at once.
+/// Maximum length of all paths together that a guest sends in one sync.
 const PATH_BYTES_MAX: usize = 64 << 20;
 
-/// What the guest's kernel needs of its memory, and Firecracker beside it.
+/// The memory that the guest's kernel needs, and that Firecracker needs in addition.
 const KERNEL_BYTES: u64 = 64 << 20;
 const MONITOR_BYTES: u64 = 64 << 20;
 
-/// What Firecracker allows.
+/// Maximum number of processors that Firecracker allows.
 const PROCESSORS_MAX: u64 = 32;
 
 /// The longest path that a socket can have.
@@ -64,7 +65,7 @@ const SOCKET_PATH_BYTES_MAX: usize = 107;
 
 const MIB: u64 = 1 << 20;
 
-/// A guest that stands.
+/// A running guest.
 pub(super) struct Machine {
     pub(super) made: SandboxRef,
     session: Option<SessionKey>,
@@ -72,14 +73,15 @@ pub(super) struct Machine {
     limits: ResourceLimits,
     enforcement: Vec<Enforcement>,
     folder: Folder,
-    /// Until Firecracker is in it: whoever ends that takes it away.
+    /// The cgroup, until the task that runs Firecracker takes and later removes it.
     group: Mutex<Option<Group>>,
     console: Arc<Console>,
     vmm_task: Mutex<Option<JoinHandle<()>>>,
-    /// Told to end the guest; also cancelled when it has ended.
+    /// Cancelled to end the guest.
     stop: CancellationToken,
+    /// Cancelled when the guest has ended.
     gone: CancellationToken,
-    /// One brings it over at a time.
+    /// Locked during a sync.
     workspace: Arc<tokio::sync::Mutex<Ours>>,
     running: AtomicUsize,
     executed: AtomicU64,
@@ -105,12 +107,12 @@ impl Machine {
         let failed = |doing: &str, error: io::Error| creation(format!("{doing}: {error}"));
         let limits = match confinement.place {
             Place::Own => confinement.place_limits.within(confinement.limits),
-            // What one call may use, no other must be refused; what all may use together is said by the place alone.
+            // The place's limits come first, since the limits of one call must not restrict other calls.
             _ => confinement.place_limits.or(confinement.limits),
         };
         let group = base.hierarchy.group(&made.id.0).map_err(|error| failed("making a cgroup", error))?;
         group.set(&group_limits(&limits)).map_err(|error| failed("limiting a cgroup", error))?;
-        // Sockets are in it, whose paths must be short.
+        // It contains sockets, whose paths must be short.
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let name = NEXT.fetch_add(1, Ordering::Relaxed).to_string();
         let folder = Folder::make(base.home.container(&name)).map_err(|error| failed("making a folder", error))?;
@@ -174,7 +176,7 @@ impl Machine {
         prepared.map_err(|error| self.not_booted(&format!("the guest could not be prepared: {error}")))
     }
 
-    /// Lets Firecracker run for as long as the guest should stand, and takes its cgroup away after it, also where nobody waits for that.
+    /// Starts a task that runs Firecracker until the guest is ended, and then removes its cgroup.
     fn start_vmm(&self, program: &Path) {
         let words =
             ["--api-sock", &self.file("api").to_string_lossy(), "--id", &self.made.id.0].map(String::from).into();
@@ -200,7 +202,7 @@ impl Machine {
         *lock(&self.vmm_task) = Some(tokio::spawn(running));
     }
 
-    /// Tries again and again, as long as Firecracker lives and there is hope.
+    /// Repeats an attempt until it succeeds, Firecracker has ended or [`START_PATIENCE`] is over.
     async fn until<T, F>(&self, attempt: impl Fn() -> F) -> Result<T, SandboxError>
     where
         F: Future<Output = io::Result<T>>,
@@ -219,7 +221,7 @@ impl Machine {
         tried.map_err(|reason| self.not_booted(&reason))
     }
 
-    /// Why the guest does not stand, with what was last said on its console.
+    /// Returns the error of a guest that does not boot, with the last line of its console.
     fn not_booted(&self, reason: &str) -> SandboxError {
         match self.console.last() {
             Some(said) => creation(format!("{reason}; it last said: {said}")),
@@ -227,7 +229,7 @@ impl Machine {
         }
     }
 
-    /// Runs a command to its end. The workspace is as here when it begins, and here as it left it when this returns.
+    /// Runs a command to its end, and synchronizes the workspace before and after it.
     pub(super) async fn run(
         &self,
         command: &Command,
@@ -237,7 +239,8 @@ impl Machine {
     ) -> Result<Exit, SandboxError> {
         let _busy = Busy::new(self);
         let (order, requested) = order(command, confinement)?;
-        // Nobody can tell who in a guest has changed what: also what others did that run beside this one is told here.
+        // Changes in a guest cannot be attributed to one command, so those of concurrent commands are reported here,
+        // too.
         let mut given_up = pin!(commands::given_up(stop, Duration::from_millis(order.grace_ms)));
         let mut breaches = self.sync(given_up.as_mut()).await?;
         let outcome = tokio::select! {
@@ -248,12 +251,12 @@ impl Machine {
             Ok(SupervisorReport::Ended(report)) => bounded(report),
             Ok(SupervisorReport::NotStarted { step, errno }) => return Err(requested.not_started(command, step, errno)),
             Ok(_) => return Err(self.lost("it said what makes no sense")),
-            // It kept its guest from its work until that was ended with it.
+            // The command blocked its guest and was killed with it.
             Err(error) if error.kind() == io::ErrorKind::TimedOut && stop.is_cancelled() => {
                 self.remove().await;
                 return Ok(self.exit(Ended::Signal(libc::SIGKILL), Usage::default(), None, breaches));
             }
-            // The agent says why it cannot say how the command went: the guest is there, only the command's supervisor is not.
+            // The agent reported the error: the guest is still there, only the command's supervisor is lost.
             Err(error) if error.kind() == io::ErrorKind::Other && !self.gone.is_cancelled() => {
                 let reason = format!("`{}` was lost: {error}", command.program);
                 return Err(SandboxError::Crashed { reason });
@@ -268,7 +271,7 @@ impl Machine {
             report.overrun.map(|(limit, used)| overrun(limit, used, &confinement.limits, &confinement.place_limits));
         match self.sync(given_up).await {
             Ok(refused) => breaches.extend(refused),
-            // The limit is the reason, and says more.
+            // The exceeded limit is the cause, so it is what gets reported.
             Err(error) if passed.is_some() => {
                 let (path, reason) = (confinement.workspace.display().to_string(), error.to_string());
                 breaches.push(Breach::Filesystem { path, reason });
@@ -283,12 +286,12 @@ impl Machine {
         Exit { ended, usage, sandbox: self.made.clone(), overrun, breaches }
     }
 
-    /// Brings the workspaces together. A guest with which that does not work, or not in time, is of no use any more; it changes nothing
+    /// Synchronizes the workspaces. If that fails or takes too long, the guest is ended, so that it changes nothing
     /// here after this has returned.
     async fn sync(&self, mut given_up: Pin<&mut impl Future<Output = ()>>) -> Result<Vec<Breach>, SandboxError> {
         let failed = |error: &str| self.lost(&format!("bringing the workspace over: {error}"));
         let stopped = "the run was stopped, and it was not done in time";
-        // First the lock: the agent waits for what whoever has connected wants.
+        // The lock comes before the connection: the agent blocks until the client of a connection has sent its order.
         let mut workspace = tokio::select! {
             biased;
             () = given_up.as_mut() => return Err(failed(stopped)),
@@ -310,7 +313,7 @@ impl Machine {
             () = tokio::time::sleep(SYNC_MAX) => format!("it was not done within {} s", SYNC_MAX.as_secs()),
         };
         self.remove().await;
-        // Its connection went with the guest.
+        // Its connection was closed with the guest.
         let _ = synced.await;
         Err(failed(&error))
     }
@@ -331,12 +334,12 @@ impl Machine {
         }
     }
 
-    /// How long nothing has run in it; nothing while something does.
+    /// Returns the time of its last use; `None` while a command runs.
     pub(super) fn idle_since(&self) -> Option<Instant> {
         (self.running.load(Ordering::Acquire) == 0).then(|| *lock(&self.used_at))
     }
 
-    /// Whether it has ended, or is about to.
+    /// Returns true if it has ended or is about to end.
     pub(super) fn is_gone(&self) -> bool {
         self.gone.is_cancelled() || self.stop.is_cancelled()
     }
@@ -350,7 +353,7 @@ impl Machine {
         }
     }
 
-    /// Ends the guest and takes it away; its disk goes with it.
+    /// Ends the guest and removes its disk.
     pub(super) async fn end(self: Arc<Self>) {
         self.remove().await;
     }
@@ -360,7 +363,7 @@ impl Machine {
     }
 }
 
-/// Counts a command among those that run.
+/// A guard that counts a running command until it is dropped.
 struct Busy<'a>(&'a Machine);
 
 impl<'a> Busy<'a> {
@@ -377,7 +380,7 @@ impl Drop for Busy<'_> {
     }
 }
 
-/// A guest's folder, which goes with it.
+/// A guest's folder, which is removed when this is dropped.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -403,7 +406,7 @@ fn creation(reason: String) -> SandboxError {
     SandboxError::Creation { reason: format!("firecracker: {reason}") }
 }
 
-/// What this level does not give is refused, never left out.
+/// Refuses a confinement that this level cannot provide: one with a network or with mounts.
 fn refuse(confinement: &Confinement) -> Result<(), SandboxError> {
     if confinement.network != Network::None {
         return Err(creation("a guest has no network; ask for the network `none`, or use the level `native`".into()));
@@ -418,7 +421,7 @@ fn refuse(confinement: &Confinement) -> Result<(), SandboxError> {
     }
 }
 
-/// Our side of the workspace: what the native level would hide and protect is hidden and protected here.
+/// Opens our side of the workspace, with the paths that the native level would hide and protect.
 fn workspace(confinement: &Confinement, plan: &Plan, limits: &ResourceLimits) -> io::Result<Ours> {
     let root = confinement.workspace.canonicalize()?;
     let inside =
@@ -427,19 +430,20 @@ fn workspace(confinement: &Confinement, plan: &Plan, limits: &ResourceLimits) ->
     let hidden = hidden.filter_map(|step| inside(step.path())).collect();
     let protected = plan.steps.iter().filter(|step| matches!(step, Step::Protect { .. })).map(Step::path);
     let missing = plan.placeholders.iter().map(|placeholder| placeholder.path.as_path());
-    // Nothing has to be held here for a name to be protected, so all are, whichever programs the user has.
+    // No placeholder is needed on the host to protect a name, so all are protected, for programs that the user does not
+    // have as well.
     let named = PROTECTED.iter().map(|name| name.path.to_owned());
     let protected = protected.chain(missing).filter_map(inside).chain(named).collect();
     let room = Room {
         bytes: limits.disk_bytes.unwrap_or(DISK_BYTES),
-        // As many may be there already.
+        // Doubled: as many may be there already.
         files: usize::try_from(limits.disk_files.unwrap_or(DISK_FILES)).unwrap_or(usize::MAX).saturating_mul(2),
         path_bytes: PATH_BYTES_MAX,
     };
     Ours::new(&root, hidden, protected, room)
 }
 
-/// An empty file system of this size. What is not written to it takes no room here.
+/// Makes an empty file system of this size, in a sparse file.
 fn make_disk(path: &Path, bytes: u64) -> io::Result<()> {
     fs::File::create_new(path)?.set_len(bytes)?;
     let mut mkfs = std::process::Command::new("mkfs.ext4");
@@ -465,7 +469,7 @@ async fn prepare_guest(mut stream: tokio::net::UnixStream, order: &Prepare) -> i
     Err(io::Error::other(told))
 }
 
-/// A command as the agent takes it, and what was asked for.
+/// Returns the order for the agent, and the request by which errors are explained.
 fn order(command: &Command, confinement: &Confinement) -> Result<(RunOrder, Requested), SandboxError> {
     let order = prepare(command, confinement);
     let mut order = order.map_err(|source| SandboxError::Start { program: command.program.clone(), source })?;
@@ -482,7 +486,7 @@ fn order(command: &Command, confinement: &Confinement) -> Result<(RunOrder, Requ
     Ok((order, requested))
 }
 
-/// What a guest says that it used, as far as it can be so.
+/// Limits the figures that a guest reports, so that they can be converted without overflow.
 fn bounded(report: RunReport) -> RunReport {
     const MAX: u64 = u64::MAX / 1024;
     RunReport {
@@ -498,7 +502,7 @@ fn guest(limits: &ResourceLimits, options: &FirecrackerOptions, disk: PathBuf, v
     let processors = limits.cpu_millicores.unwrap_or(1000).div_ceil(1000).clamp(1, PROCESSORS_MAX);
     let (kernel, rootfs) = (options.kernel.clone().unwrap_or_default(), options.rootfs.clone().unwrap_or_default());
     Guest {
-        // One, or an even number.
+        // Firecracker needs one processor or an even number.
         processors: if processors == 1 { 1 } else { processors.next_multiple_of(2) },
         memory_mib: memory_bytes.div_ceil(MIB),
         kernel,
@@ -509,18 +513,19 @@ fn guest(limits: &ResourceLimits, options: &FirecrackerOptions, disk: PathBuf, v
     }
 }
 
-/// The limits of Firecracker's own process: the guest's processors are its threads, the guest's memory is its own.
+/// Returns the limits of Firecracker's own process: its threads are the guest's processors, and its memory contains the
+/// guest's.
 fn group_limits(limits: &ResourceLimits) -> GroupLimits {
     let memory_bytes = limits.memory_bytes.map(|bytes| bytes.saturating_add(KERNEL_BYTES + MONITOR_BYTES));
     GroupLimits { cpu_millicores: limits.cpu_millicores, memory_bytes, processes: None }
 }
 
-/// What sees to each limit here.
+/// Returns the enforcer of each limit at this level.
 pub(crate) fn enforcement(hierarchy: &Hierarchy) -> Vec<Enforcement> {
     let cpu = if hierarchy.can(Controller::Cpu) { Enforcer::Kernel } else { Enforcer::Nobody };
     let by = [
         ("cpu_millicores", cpu),
-        // The guest has no more; of single calls, its agent sees to it.
+        // The guest has no more memory, and its agent enforces the limits of single calls.
         ("memory_bytes", Enforcer::Kernel),
         ("processes", Enforcer::Kernel),
         ("open_files", Enforcer::KernelPerProcess),

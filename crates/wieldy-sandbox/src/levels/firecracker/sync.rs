@@ -1,11 +1,12 @@
-//! Brings two copies of a workspace together: the executor's, which counts, and that of a guest.
+//! Synchronizes two copies of a workspace: the executor's, which wins conflicts, and a guest's.
 //!
-//! Both sides remember how each file looked when they last agreed, and so know what has changed since. The guest says first what changed
-//! with it, and the executor makes these changes where it may: not where a path is hidden or protected, nor where the file changed on
-//! this side as well. Then the executor says what changed with it, and what the guest must take back.
+//! Both sides store how each file looked when they last agreed, and so know what has changed since. The guest sends its
+//! changes first, and the executor makes them where it may: not if a path is hidden or protected, and not if the file
+//! changed on this side as well. Then the executor sends its own changes, and those that the guest must undo.
 //!
-//! Files, folders and links are brought over with their permissions; owners, times, extended attributes and everything else are not, and
-//! a file with several names becomes several files. Names that are not UTF-8 are passed over. No link is ever followed, on either side.
+//! Files, folders and links are synchronized with their permissions. Owners, times, extended attributes and everything
+//! else are not, and a file with several names becomes several files. Names that are not UTF-8 are skipped. No link is
+//! ever followed, on either side.
 
 mod files;
 
@@ -22,25 +23,25 @@ use wieldy_core::Breach;
 use self::files::{Aside, Content, contains, is_plain, leads_to, send_content};
 use super::frames::{self, Kind, invalid, shown};
 
-/// Deeper folders are not looked into.
+/// Maximum depth of folders; deeper ones are not read.
 const DEPTH_MAX: usize = 64;
 
-/// As many refused changes are told of one command.
+/// Maximum number of refused changes that one sync reports.
 const BREACHES_MAX: usize = 64;
 
-/// A guest that is refused more at once is not one that works.
+/// Maximum number of refused changes in one sync; a guest with more does not work correctly.
 const REFUSALS_MAX: usize = 10_000;
 
-/// Why what somebody changed here is not what the guest makes of it.
+/// The reason to refuse a change to a file that was also changed on this side.
 const CHANGED: &str = "it was changed outside of the sandbox meanwhile, and that counts";
 
-/// Why root leaves something alone that the workspace's owner may not be allowed to touch.
+/// The reason for root to refuse a change to a file that the owner of the workspace may not be allowed to touch.
 const FOREIGN: &str = "it belongs to another user than the workspace";
 
-/// Every path in a workspace, with how it looked when it was last looked at.
+/// Every path in a workspace, with its stamp when it was last read.
 pub(super) type Manifest = BTreeMap<String, Stamp>;
 
-/// How something looked. Of a folder only what is its own counts, not what its files do to it.
+/// The state of a file, folder or link. That of a folder does not depend on the files in it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Stamp {
     kind: StampKind,
@@ -57,22 +58,22 @@ enum StampKind {
     Link,
 }
 
-/// Something that changed.
+/// A change of a file, folder or link.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Entry {
-    /// Where, as seen from the workspace.
+    /// The path, relative to the workspace.
     pub(super) path: String,
     pub(super) now: Now,
 }
 
-/// What something is now.
+/// The new state of a path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Now {
     Gone,
     Folder {
         permissions: u32,
     },
-    /// Its content follows.
+    /// A file, whose content follows.
     File {
         permissions: u32,
     },
@@ -84,21 +85,22 @@ pub(super) enum Now {
 /// A workspace on one side.
 pub(super) struct Tree {
     root: OwnedFd,
-    /// Whom everything in it should belong to, where that is not us.
+    /// The user and group that own its files, if not ours.
     owner: Option<(u32, u32)>,
-    /// What is there for this side only.
+    /// Paths that the other side never sees.
     hidden: Vec<String>,
-    /// Whether it is the copy, in which a folder that is gone goes with all that is in it.
+    /// True for the guest's copy, in which a folder is removed with everything in it.
     is_copy: bool,
 }
 
 impl Tree {
-    /// The guest's copy, whose files belong to `owner`.
+    /// Opens the guest's copy, whose files belong to `owner`.
     pub(super) fn copy(folder: &Path, owner: Option<(u32, u32)>) -> io::Result<Self> {
         Ok(Self { root: open_root(folder)?, owner, hidden: Vec::new(), is_copy: true })
     }
 
-    /// Looks at everything, at most at so many things; what cannot be named to the other side is passed over.
+    /// Reads the state of every path, and fails if there are more than `files_max`. Skips hidden paths and names that
+    /// are not UTF-8.
     pub(super) fn look(&self, files_max: usize) -> io::Result<Manifest> {
         let mut found = Manifest::new();
         self.look_into("", DEPTH_MAX, files_max, &mut found)?;
@@ -107,7 +109,7 @@ impl Tree {
 
     fn look_into(&self, folder: &str, depth: usize, files_max: usize, found: &mut Manifest) -> io::Result<()> {
         let opened = match self.open_at(folder, OFlags::DIRECTORY | OFlags::RDONLY) {
-            // It went away, or is not for us to read.
+            // It was removed, or we may not read it.
             Err(_) if !folder.is_empty() => return Ok(()),
             opened => opened?,
         };
@@ -140,7 +142,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Opens something below the root, through no link.
+    /// Opens a path below the root without following any link.
     fn open_at(&self, path: &str, flags: OFlags) -> io::Result<OwnedFd> {
         let path = if path.is_empty() { "." } else { path };
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
@@ -148,7 +150,8 @@ impl Tree {
         Ok(rustix::fs::openat2(&self.root, path, flags, Mode::empty(), resolve)?)
     }
 
-    /// Sends how these paths look now, what is gone first, and inner paths before outer ones; then what is there the other way round.
+    /// Sends the state of these paths: first the removed ones, inner paths before outer ones, and then the others,
+    /// outer paths first.
     pub(super) fn send(&self, stream: &mut impl Write, paths: &BTreeSet<String>) -> io::Result<()> {
         let entries = paths.iter().map(|path| self.entry(path)).collect::<io::Result<Vec<_>>>()?;
         for entry in entries.iter().rev().filter(|entry| entry.now == Now::Gone) {
@@ -161,7 +164,7 @@ impl Tree {
                         frames::tell(stream, Kind::Entry, entry)?;
                         send_content(stream, file)?;
                     }
-                    // It is gone by now, which the next time will show, or not for us to read.
+                    // It was removed, which the next sync notices, or we may not read it.
                     _ => continue,
                 },
                 _ => frames::tell(stream, Kind::Entry, entry)?,
@@ -195,14 +198,15 @@ impl Tree {
         Ok((self.open_at(folder, OFlags::DIRECTORY | OFlags::PATH)?, name))
     }
 
-    /// Whether something in a folder, or the folder itself, is not the business of the workspace's owner, for whom we work as root.
+    /// Returns true if an entry of a folder, or for an empty name the folder itself, belongs to another user than the
+    /// workspace. Always false if we are not root.
     fn is_foreign(&self, folder: impl AsFd, name: &str) -> bool {
         let Some((owner, _)) = self.owner.filter(|_| !self.is_copy) else { return false };
         let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::EMPTY_PATH;
         rustix::fs::statat(folder, name, flags).is_ok_and(|found| found.st_uid != owner)
     }
 
-    /// Whether a path, or anything on the way to it, is foreign.
+    /// Returns true if a path or a folder on the way to it is foreign.
     fn leads_through_foreign(&self, path: &str) -> bool {
         if self.owner.is_none() || self.is_copy {
             return false;
@@ -211,8 +215,8 @@ impl Tree {
         ends.filter_map(|end| self.parent(path.get(..end)?).ok()).any(|(folder, name)| self.is_foreign(folder, name))
     }
 
-    /// Makes a change that came, with the content of a file read from where the change came from. It is not made where something else is
-    /// there than what is `expected`, if anything is.
+    /// Makes a received change, with the content of a file from `content`. Fails if `expected` is given and the path
+    /// looks different now.
     fn apply(
         &self,
         entry: &Entry,
@@ -255,7 +259,7 @@ impl Tree {
                 Ok(rustix::fs::chownat(&folder, name, user, group, AtFlags::SYMLINK_NOFOLLOW)?)
             }
             Now::File { permissions } => {
-                // Beside the old one, which is whole until the new one is.
+                // In a temporary file: the old one stays complete until the new one is.
                 let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                 let (aside, file) = loop {
                     let aside = Aside::next();
@@ -267,7 +271,7 @@ impl Tree {
                 let mut file = std::fs::File::from(file);
                 let mut put = || -> io::Result<()> {
                     content.copy_to(&mut file)?;
-                    // That may have taken the guest as long as it liked.
+                    // Checked again: the guest may have taken any time to send the content.
                     check()?;
                     self.give(&file)?;
                     rustix::fs::fchmod(&file, permitted(*permissions))?;
@@ -303,7 +307,7 @@ fn open_root(folder: &Path) -> io::Result<OwnedFd> {
     Ok(rustix::fs::open(folder, flags, Mode::empty())?)
 }
 
-/// Removes a folder with all that is in it.
+/// Removes a folder with everything in it.
 fn remove_all(folder: impl AsFd, name: &str, depth: usize) -> io::Result<()> {
     let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let opened = rustix::fs::openat(&folder, name, flags, Mode::empty())?;
@@ -323,12 +327,12 @@ fn remove_all(folder: impl AsFd, name: &str, depth: usize) -> io::Result<()> {
     Ok(rustix::fs::unlinkat(folder, name, AtFlags::REMOVEDIR)?)
 }
 
-/// Permissions that are brought over: never those to become somebody else.
+/// Returns the permissions to synchronize, without set-user-id, set-group-id and sticky bits.
 fn permitted(permissions: u32) -> Mode {
     Mode::from_raw_mode(permissions & 0o777)
 }
 
-/// How something looks now; nothing for what is not there and what is neither file, folder nor link.
+/// Returns the state of a path; `None` if it is missing or is no file, folder or link.
 fn stamp(folder: impl AsFd, name: &str) -> io::Result<Option<Stamp>> {
     let found: Stat = match rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) {
         Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),
@@ -348,41 +352,41 @@ fn stamp(folder: impl AsFd, name: &str) -> io::Result<Option<Stamp>> {
     Ok(Some(Stamp { kind, permissions, bytes: found.st_size as u64, changed, number: found.st_ino }))
 }
 
-/// The paths that look otherwise than before.
+/// Returns the paths whose state has changed.
 fn changes(before: &Manifest, now: &Manifest) -> BTreeSet<String> {
     let paths = before.keys().chain(now.keys());
     paths.filter(|path| before.get(*path) != now.get(*path)).cloned().collect()
 }
 
-/// What may come from the other side at once.
+/// The limits of the data that one sync may receive.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Room {
     pub(super) bytes: u64,
     pub(super) files: usize,
-    /// Of all paths together.
+    /// The length of all paths together.
     pub(super) path_bytes: usize,
 }
 
-/// What came of changes: how each path looks that was changed, and why others were not.
+/// The result of received changes: the new state of each changed path, and the reasons for refusals.
 #[derive(Default)]
 struct Received {
     applied: BTreeMap<String, Option<Stamp>>,
     refused: Vec<(String, String)>,
-    /// How much longer the files are that were changed, all together.
+    /// The growth of all changed files together, in bytes.
     growth: i64,
 }
 
-/// What the executor holds against a guest's changes.
+/// The conditions of the executor for a guest's changes.
 struct Terms<'a> {
-    /// How everything here looked at the beginning.
+    /// The state of the executor's copy at the beginning.
     now: &'a Manifest,
-    /// Why a change is not made.
+    /// Returns the reason to refuse a change, if any.
     why_not: &'a dyn Fn(&Entry) -> Option<&'static str>,
-    /// How much all files together may grow.
+    /// Maximum growth of all files together, in bytes.
     growth_max: i64,
 }
 
-/// Takes changes up to [`Kind::Done`]. What they have to keep to is said for those of a guest.
+/// Receives changes up to [`Kind::Done`]. For those of a guest, `terms` are given.
 fn receive(tree: &Tree, stream: &mut impl Read, mut room: Room, terms: Option<&Terms<'_>>) -> io::Result<Received> {
     let mut received = Received::default();
     loop {
@@ -397,7 +401,7 @@ fn receive(tree: &Tree, stream: &mut impl Read, mut room: Room, terms: Option<&T
         }
         let left = room.path_bytes.checked_sub(entry.path.len());
         room.path_bytes = left.ok_or_else(|| invalid("more paths than there is room for"))?;
-        // What it made here itself a moment ago, it may change again.
+        // The guest may change again what it has changed in this sync.
         let expected = terms.map(|terms| match received.applied.get(&entry.path) {
             Some(made) => made.as_ref(),
             None => terms.now.get(&entry.path),
@@ -411,7 +415,7 @@ fn receive(tree: &Tree, stream: &mut impl Read, mut room: Room, terms: Option<&T
             Some(reason) => Some(reason.to_owned()),
             None => tree.apply(&entry, expected, &mut content).err().map(|error| error.to_string()),
         };
-        // An error here is one of the stream, too, and ends all.
+        // If the stream itself failed, this fails as well and ends the sync.
         content.pass_over()?;
         match reason {
             None => {
@@ -432,7 +436,7 @@ fn signed(bytes: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
-/// How much is in all files together.
+/// Returns the size of all files together.
 fn total(manifest: &Manifest) -> i64 {
     manifest.values().fold(0, |sum: i64, stamp| sum.saturating_add(signed(stamp.bytes)))
 }
@@ -449,19 +453,20 @@ fn note(manifest: &mut Manifest, applied: BTreeMap<String, Option<Stamp>>) {
 /// The executor's side.
 pub(super) struct Ours {
     tree: Tree,
-    /// What the guest may not change.
+    /// Paths that the guest may not change.
     protected: Vec<String>,
     agreed: Manifest,
-    /// What may come at once.
+    /// The limits of one sync.
     room: Room,
-    /// How much the guest may add in all, and how much it has; less than nothing where it removed more.
+    /// Maximum number of bytes that the guest may add in all.
     growth_max: i64,
+    /// The bytes that the guest has added so far; negative if it has removed more.
     growth: i64,
 }
 
 impl Ours {
-    /// A workspace that the guest knows nothing of yet, and to which it may add as much as there is room for. Where we are root, what it
-    /// makes belongs to the workspace's owner.
+    /// Opens a workspace that was never synchronized, to which the guest may add as much as `room` allows. If we are
+    /// root, files of the guest will belong to the workspace's owner.
     pub(super) fn new(workspace: &Path, hidden: Vec<String>, protected: Vec<String>, room: Room) -> io::Result<Self> {
         let root = open_root(workspace)?;
         let found = rustix::fs::fstat(&root)?;
@@ -470,9 +475,10 @@ impl Ours {
         Ok(Self { tree, protected, agreed: Manifest::new(), room, growth_max: signed(room.bytes), growth: 0 })
     }
 
-    /// How large the guest's disk must be for what is in the workspace and what it may add. No more will ever be taken from it at once.
+    /// Returns the size of a disk for the workspace and for everything that the guest may add. From then on, one sync
+    /// receives no more than that.
     pub(super) fn measure(&mut self) -> io::Result<u64> {
-        // For the file system's own needs, and a quarter more.
+        // For the file system itself. A quarter is added for it, too.
         const OWN_BYTES: u64 = 32 << 20;
         let there: u64 = self.tree.look(self.room.files)?.values().map(|stamp| stamp.bytes).sum();
         let whole = self.room.bytes.saturating_add(there).saturating_add(OWN_BYTES);
@@ -480,11 +486,11 @@ impl Ours {
         Ok(self.room.bytes)
     }
 
-    /// Brings both sides together, and says what the guest changed that it may not. Blocks.
+    /// Synchronizes both sides, and returns the changes of the guest that were refused. Blocks.
     pub(super) fn sync(&mut self, stream: &mut (impl Read + Write)) -> io::Result<Vec<Breach>> {
         frames::send(stream, Kind::Sync, &[])?;
         let mut now = self.tree.look(self.room.files)?;
-        // What somebody removed here makes room again for what the guest had added.
+        // Bytes that were removed on this side may be added by the guest again.
         let removed = total(&self.agreed).saturating_sub(total(&now)).max(0);
         self.growth = self.growth.saturating_sub(removed).max(self.growth.min(0));
         let why_not = |Entry { path, now: wanted }: &Entry| {
@@ -520,8 +526,8 @@ impl Ours {
     }
 }
 
-/// The guest's side of a sync that was asked for: says what changed since `agreed`, and takes what comes. What is agreed on afterwards is
-/// given back.
+/// Answers a sync on the guest's side: sends its changes since `agreed`, and then receives those of the executor.
+/// Returns the state that both sides agree on.
 pub(super) fn answer(tree: &Tree, stream: &mut (impl Read + Write), agreed: &Manifest) -> io::Result<Manifest> {
     const ALL: Room = Room { bytes: u64::MAX, files: usize::MAX, path_bytes: usize::MAX };
     let mut now = tree.look(ALL.files)?;

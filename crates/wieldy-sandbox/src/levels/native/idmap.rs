@@ -1,4 +1,5 @@
-//! Id-mapped mounts of the folders that a sandbox was granted, which show their owner's files as those of the sandboxes' account.
+//! Makes id-mapped mounts of the folders that a sandbox was granted: they show the owner's files as files of the
+//! sandboxes' account.
 
 use std::collections::HashMap;
 use std::io;
@@ -13,14 +14,15 @@ use crate::view::identity::{Identity, mapped, told};
 use crate::view::placeholders::open_plain;
 use crate::view::plan::Step;
 
-/// Makes mounts that show their owner's files as those of the account outside, where the executor is root.
+/// The user namespaces for id-mapped mounts, cached by owner. Only an executor that runs as root uses them.
 #[derive(Default)]
 pub(super) struct IdMaps {
     namespaces: Mutex<HashMap<(u32, u32), OwnedFd>>,
 }
 
 impl IdMaps {
-    /// A mount for each step that shows something granted, with the step's number; none where the executor is an ordinary user.
+    /// Returns an id-mapped mount for each step that shows a granted path, with the step's index. Returns none if the
+    /// executor is an ordinary user.
     pub(super) async fn sources(
         &self,
         steps: &[Step],
@@ -38,7 +40,7 @@ impl IdMaps {
     }
 
     async fn source(&self, source: &Path, fork_server: &ForkServerClient) -> io::Result<OwnedFd> {
-        // What was looked at when the plan was made may have become a link since, by somebody who works in the same folder.
+        // Another process in the same folder may have replaced the path by a link since the plan was made.
         let place = open_plain(source, OFlags::PATH).map_err(|error| told(source, &error))?;
         let owner = rustix::fs::fstat(&place).map_err(|error| told(source, &error.into()))?;
         mapped(source, &place, &self.namespace(owner.st_uid, owner.st_gid, fork_server).await?)

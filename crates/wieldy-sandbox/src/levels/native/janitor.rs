@@ -1,8 +1,9 @@
-//! Looks from time to time for sandboxes that nobody uses, and for those whose walls no longer hold.
+//! Periodically ends idle sandboxes, and sandboxes with a masked path that was replaced on the host.
 //!
-//! A mount covers a file, not a name: where a person replaces a file that is hidden or protected by another, as editors do when they save, the new one
-//! lies open in every sandbox that stands. The next call gets a new sandbox; but what still runs in the old one could read the new
-//! secret, or write what programs outside execute. So it is ended, which is noticed within [`LOOK_EVERY`].
+//! A mount masks a file and not a name: if a person replaces a hidden or protected file by another, as editors do when
+//! they save, the new file is visible in every running sandbox. The next call gets a new sandbox, but processes in the
+//! old one could read the new secret, or write files that programs outside execute. So the old sandbox is ended, within
+//! [`LOOK_EVERY`].
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -13,14 +14,14 @@ use super::lock;
 use super::sandbox::NativeSandbox;
 use super::{Key, Shared};
 
-/// How often sandboxes are looked at in which something runs.
+/// Longest interval between two checks of the sandboxes in which a command runs.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// The idle time after which the next look takes a sandbox's placeholders away: within two seconds they are gone.
+/// The idle time after which the next check removes a sandbox's placeholders, so that they are gone within two seconds.
 const REST_AFTER: Duration = Duration::from_millis(900);
 
 impl Shared {
-    /// Has somebody look from time to time.
+    /// Starts the task that checks the sandboxes, unless it runs already.
     pub(super) fn employ_janitor(self: &Arc<Self>) {
         if self.has_janitor.set(()).is_err() {
             return;
@@ -38,7 +39,7 @@ impl Shared {
         });
     }
 
-    /// Takes the placeholders of idle sandboxes away.
+    /// Removes the placeholders of idle sandboxes.
     async fn rest_idle(&self) {
         let mut idle: Vec<Arc<NativeSandbox>> =
             lock(&self.kept).values().filter_map(|cell| cell.get().cloned()).collect();
@@ -49,7 +50,7 @@ impl Shared {
         }
     }
 
-    /// Takes sandboxes out of the books, with those that were made within them, which come first.
+    /// Removes sandboxes from the pool, with those that were made within them. The inner ones come first.
     pub(super) fn forget(&self, which: impl Fn(&Key, &NativeSandbox) -> bool) -> Vec<Arc<NativeSandbox>> {
         let mut kept = lock(&self.kept);
         let mut take = |which: &dyn Fn(&Key, &NativeSandbox) -> bool| {
@@ -67,7 +68,7 @@ impl Shared {
         forgotten
     }
 
-    /// Ends what nobody has used for so long. One with others in it is in use.
+    /// Ends sandboxes and warm inits that were not used for `idle_max`. A sandbox with others in it is in use.
     async fn end_stale(&self, idle_max: Duration) {
         let is_stale = |one: &NativeSandbox| one.idle_since().is_some_and(|since| since + idle_max < Instant::now());
         let outer: Vec<_> = lock(&self.kept).values().filter_map(|cell| cell.get()?.within().cloned()).collect();
@@ -84,7 +85,7 @@ impl Shared {
         }
     }
 
-    /// Ends idle sandboxes of sessions of which there are too many.
+    /// Ends the idle sandboxes of sessions that exceed the limits.
     pub(super) async fn end_surplus(self: &Arc<Self>) {
         let end = |surplus| {
             let shared = Arc::clone(self);
@@ -93,7 +94,7 @@ impl Shared {
         self.eviction.end_surplus(&self.kept, |key| &key.place, end).await;
     }
 
-    /// Ends what runs in sandboxes whose walls no longer hold. The others are looked at when they are next used.
+    /// Ends busy sandboxes with a replaced masked path. Idle ones are checked when they are next used.
     async fn end_open(&self) {
         let mut busy: Vec<Arc<NativeSandbox>> =
             lock(&self.kept).values().filter_map(|cell| cell.get().cloned()).collect();
@@ -102,14 +103,14 @@ impl Shared {
         if busy.is_empty() {
             return;
         }
-        // There may be many, and each look is some system calls.
+        // On a blocking thread: there may be many sandboxes, and each check makes several system calls.
         let look = move || busy.into_iter().filter(|one| !one.is_intact()).collect::<Vec<_>>();
         for open in tokio::task::spawn_blocking(look).await.unwrap_or_default() {
             self.give_up(open).await;
         }
     }
 
-    /// Ends a sandbox that is lost, or whose walls no longer hold, and everything in it.
+    /// Ends a sandbox that is lost or has a replaced masked path, and the sandboxes within it.
     pub(super) async fn give_up(&self, sandbox: Arc<NativeSandbox>) {
         sandbox.note_replaced();
         let made = sandbox.made().clone();

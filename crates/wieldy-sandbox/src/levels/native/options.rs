@@ -8,15 +8,16 @@ use crate::pool::IdleLimits;
 /// The settings of the native level.
 #[derive(Debug, Clone)]
 pub struct NativeOptions {
-    /// The folder of the executor's own files, which no sandbox ever sees, except for a folder in its `homes` that is mounted.
+    /// The folder of the executor's own files, which no sandbox ever sees, except for a folder in its `homes` that is
+    /// mounted.
     pub state: Option<PathBuf>,
-    /// The home folder of whoever runs the executor; what is secret in it is hidden wherever it is mounted.
+    /// The home folder of the user who runs the executor; secret files in it are masked wherever it is mounted.
     pub home: Option<PathBuf>,
     /// The number of sandboxes that are built ahead for calls without a session.
     pub warm_sandboxes: usize,
-    /// The number of processes that wait ahead to become the first one of a sandbox of any plan.
+    /// The number of warm inits, each of which can become the first process of a sandbox of any plan.
     pub warm_inits: usize,
-    /// The idle time after which a session's sandbox, or one that was made ahead, is taken away.
+    /// The idle time after which the sandbox of a session, or a warm one, is ended.
     pub idle_max: Duration,
     /// The limits of idle sandboxes that are kept for sessions.
     pub idle_limits: IdleLimits,

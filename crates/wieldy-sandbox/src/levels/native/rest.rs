@@ -1,7 +1,7 @@
 //! Takes the placeholders of an idle sandbox out of the workspace, and puts them back before its next command.
 //!
-//! A mount goes with the placeholder that it masks, and the sandbox itself has no right to mount. So the fork server makes the placeholders
-//! again and mounts over them from outside, through the sandbox's mount namespace.
+//! Removing a placeholder also removes the mount that masks it, and the sandbox itself has no right to mount. So the
+//! fork server makes the placeholders again and mounts over them from outside, through the sandbox's mount namespace.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,10 +13,10 @@ use crate::supervise::protocol::ForkServerOrder;
 use crate::view::placeholders::Placeholder;
 use crate::view::plan::{Step, masks_of};
 
-/// The placeholders of a sandbox, which are away while it rests.
+/// The placeholders of a sandbox, which are removed while it is idle.
 pub(super) struct Rests {
     placeholders: Vec<Placeholder>,
-    /// The steps that cover them.
+    /// The steps that mount over the placeholders.
     steps: Vec<Step>,
     /// The sandbox's mount namespace.
     namespace: OwnedFd,
@@ -32,23 +32,24 @@ impl Rests {
 }
 
 impl NativeSandbox {
-    /// Takes the placeholders of an idle sandbox away until it is woken, and closes files that only commands need.
+    /// Removes the placeholders of an idle sandbox until [`wake`](Self::wake), and closes files that only commands
+    /// need.
     pub(super) async fn rest(&self) {
         self.close_files();
         let Some(rests) = &self.rests else { return };
         let mut is_resting = rests.is_resting.lock().await;
-        // A command that begins counts itself before it waits for this lock.
+        // A starting command increments `running` before it waits for this lock.
         if *is_resting || self.running.load(Ordering::Acquire) > 0 {
             return;
         }
         *is_resting = true;
         self.count_placeholders(rests, false);
         let places = rests.placeholders.iter().map(|held| held.path.clone()).collect();
-        // Should the fork server be gone, so is the sandbox.
+        // If the fork server is gone, so is the sandbox.
         let _ = self.fork_server.ask(&ForkServerOrder::Rest { child: self.init_pid.as_raw_pid(), places }).await;
     }
 
-    /// Puts up the placeholders again and covers them, if the sandbox rests.
+    /// Makes the placeholders again and mounts over them, if they were removed.
     pub(super) async fn wake(&self) -> io::Result<()> {
         let Some(rests) = &self.rests else { return Ok(()) };
         let mut is_resting = rests.is_resting.lock().await;
@@ -63,7 +64,7 @@ impl NativeSandbox {
         Ok(())
     }
 
-    /// Counts the placeholders among what must not be replaced, or does not.
+    /// Adds the placeholders to the masked paths if they `are_there`, and else removes them.
     fn count_placeholders(&self, rests: &Rests, are_there: bool) {
         let mut masked = lock(&self.masked);
         *masked = Arc::new(masked.with_placeholders(&rests.placeholders, are_there));

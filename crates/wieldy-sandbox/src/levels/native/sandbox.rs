@@ -38,10 +38,10 @@ use crate::view::placeholders::Placeholder;
 use crate::view::placeholders::host_view::Planned;
 use crate::view::plan::{self, Step};
 
-/// What a command must have had at least for it to be worth while to look what is left.
+/// Minimum memory peak of a command after which its page cache is dropped.
 const SETTLE_BYTES_MIN: u64 = 16 << 20;
 
-/// How many supervisors are kept for later commands.
+/// Maximum number of idle supervisors that are stored for later commands.
 const IDLE_MAX: usize = 8;
 
 /// A native sandbox: its processes, its control group and its proxy.
@@ -57,12 +57,12 @@ pub(super) struct NativeSandbox {
     enforcement: Vec<Enforcement>,
     counts_processes: bool,
     pub(super) masked: Mutex<Arc<Masked>>,
-    /// The way to take its placeholders away while it is idle; nothing if they stay.
+    /// The placeholders to remove while it is idle; `None` if they stay.
     pub(super) rests: Option<Rests>,
-    /// Why what ran in it was ended.
+    /// The reason why its processes were ended.
     ended_because: OnceLock<String>,
     environment: Vec<(String, String)>,
-    /// How its file tree was put together.
+    /// The steps that built its file tree.
     steps: Vec<Step>,
     idle: Mutex<Vec<PooledSupervisor>>,
     proxy_denials: Arc<ProxyDenials>,
@@ -71,7 +71,7 @@ pub(super) struct NativeSandbox {
     executed: AtomicU64,
     pub(super) running: AtomicUsize,
     used_at: Mutex<Instant>,
-    /// Which one it was made within.
+    /// The sandbox that it was made within.
     within: OnceLock<SandboxId>,
 }
 
@@ -79,12 +79,12 @@ pub(super) struct NativeSandbox {
 struct PooledSupervisor {
     supervisor: SupervisorClient,
     group: Group,
-    /// How many processes are in the group besides those of a command.
+    /// The number of processes in the group that do not belong to a command.
     residents: u64,
 }
 
 impl NativeSandbox {
-    /// Builds a sandbox. Whether the plan `holds` is asked meanwhile.
+    /// Builds a sandbox. Meanwhile asks `holds` if the plan is still valid.
     pub(super) async fn build(
         mut warm_init: WarmInit,
         confinement: &Confinement,
@@ -109,7 +109,7 @@ impl NativeSandbox {
         let order = InitOrder::Build(Box::new(BuildOrder { steps: left, sources, proxied: allowed.is_some() }));
         init.send(&order, &beside).await.map_err(|error| failed("giving the order", &error))?;
         drop(mounts);
-        // From here on it is at work.
+        // From here on, the init builds the file tree in parallel.
         limit(&group, &first, confinement).map_err(|error| failed("limiting a cgroup", &error))?;
         if !holds() {
             return Err(BuildError::Outdated);
@@ -160,18 +160,18 @@ impl NativeSandbox {
         &self.made
     }
 
-    /// Whether it still stands; somebody may have killed it.
+    /// Returns true if its init is alive; another process may have killed it.
     pub(super) fn is_alive(&self) -> bool {
         self.init.is_alive()
     }
 
-    /// Whether everything that it hides or protects is still the same on the machine.
+    /// Returns true if every masked path is still the same file on the host.
     pub(super) fn is_intact(&self) -> bool {
         let masked = Arc::clone(&lock(&self.masked));
         masked.are_unchanged()
     }
 
-    /// Remembers why what runs in it is about to be ended, if that is because something was replaced.
+    /// Stores the reason why its processes are about to be ended, if a masked path was replaced.
     pub(super) fn note_replaced(&self) {
         let replaced = lock(&self.masked).replaced();
         if let Some(path) = replaced {
@@ -183,29 +183,29 @@ impl NativeSandbox {
         }
     }
 
-    /// Makes a group for a sandbox within this one, unless this one is about to go.
+    /// Makes a cgroup for a sandbox within this one. Returns `None` if this one is about to be removed.
     pub(super) fn room_for(&self, id: &SandboxId) -> io::Result<Option<Group>> {
         cgroup_parent::below(&self.group, id)
     }
 
-    /// Notes which one it was made within, if it was.
+    /// Notes the sandbox that it was made within, if any.
     pub(super) fn is_within(&self, outer: Option<&Self>) {
         if let Some(outer) = outer {
             let _ = self.within.set(outer.made.id.clone());
         }
     }
 
-    /// Which one it was made within.
+    /// Returns the sandbox that it was made within, if any.
     pub(super) fn within(&self) -> Option<&SandboxId> {
         self.within.get()
     }
 
-    /// Somebody is about to use it.
+    /// Marks it as used now.
     pub(super) fn touch(&self) {
         *lock(&self.used_at) = Instant::now();
     }
 
-    /// How long nothing has run in it; nothing while something does.
+    /// Returns the time of its last use; `None` while a command runs.
     pub(super) fn idle_since(&self) -> Option<Instant> {
         let is_idle = self.running.load(Ordering::Acquire) == 0;
         is_idle.then(|| *lock(&self.used_at))
@@ -255,7 +255,7 @@ impl NativeSandbox {
             _ => self.put_back(pooled),
         }
         let RunOutcome { ended, report, .. } = match outcome {
-            // What a command leaves in private folders is memory, too: its supervisor may have found none left for itself.
+            // Files in private folders count as memory, so there may have been none left for the supervisor.
             Err(error) if error.is_crash() => match overrun_of_group(&used, limits, &self.limits) {
                 Some(overrun) if overrun.limit == "memory_bytes" => {
                     let (ended, usage) = (Ended::Signal(libc::SIGKILL), usage(Usage::default(), &used));
@@ -284,7 +284,7 @@ impl NativeSandbox {
         Ok(Ran { exit, files_made: report.files_made })
     }
 
-    /// The order for a command, with what its supervisor sees to because nobody else does.
+    /// Returns the order for a command, with the limits that its supervisor must enforce because the kernel does not.
     fn order(&self, command: &Command, confinement: &Confinement) -> Result<RunOrder, SandboxError> {
         let mut order = prepare(command, confinement)
             .map_err(|source| SandboxError::Start { program: command.program.clone(), source })?;
@@ -306,15 +306,16 @@ impl NativeSandbox {
         Ok(order)
     }
 
-    /// Runs a program that does nothing, so that the first command finds everything laid out in the kernel, too.
+    /// Runs a program that does nothing, so that the kernel has set up everything before the first command.
     pub(super) async fn warm_up(self: &Arc<Self>, confinement: &Confinement) {
         let nowhere: Arc<dyn OutputSink> = Arc::new(NullSink);
-        // Whatever comes of it, the command that follows will tell.
+        // An error is ignored, since the next command would report it.
         let _ = self.run(&idle_command(), confinement, &nowhere, &CancellationToken::new()).await;
         self.executed.store(0, Ordering::Relaxed);
     }
 
-    /// How many processes of the sandbox's user are no command's: its first one and its supervisors, while each run has one.
+    /// Returns the number of processes of the sandbox's user that belong to no command: the init and the supervisors.
+    /// Each running command has one supervisor.
     fn residents(&self) -> u64 {
         let supervisors = self.running.load(Ordering::Acquire) + lock(&self.idle).len();
         1 + supervisors as u64
@@ -342,12 +343,13 @@ impl NativeSandbox {
         let number = self.supervisors_made.fetch_add(1, Ordering::Relaxed);
         let group = self.group.child(&format!("supervisor-{number}"))?;
         let pid = supervisor.pid();
-        // Joining may have to wait for all processors to take note.
+        // Moving a process may wait for all processors.
         let joined = tokio::task::spawn_blocking(move || group.add(pid).map(|()| group)).await;
         Ok(PooledSupervisor { supervisor, group: joined.map_err(io::Error::other)??, residents: 1 })
     }
 
-    /// Lets go of what a large command has left in the page cache, which would count for the next one; then puts the supervisor back.
+    /// Drops the page cache that a large command has left, which would count for the next one. Then puts the supervisor
+    /// back.
     fn settle(self: &Arc<Self>, pooled: PooledSupervisor) {
         let sandbox = Arc::clone(self);
         tokio::task::spawn_blocking(move || {
@@ -360,45 +362,48 @@ impl NativeSandbox {
         let surplus = {
             let mut idle = lock(&self.idle);
             idle.push(pooled);
-            // The one beside the init stays: nobody can be ended there without it.
+            // The supervisor in the init's cgroup stays: killing that cgroup would kill the init as well.
             let from = if idle.len() > IDLE_MAX { idle.iter().position(|pooled| pooled.residents == 1) } else { None };
             from.map(|at| idle.swap_remove(at))
         };
         if let Some(surplus) = surplus {
             tokio::task::spawn_blocking(move || {
                 let PooledSupervisor { supervisor, group, .. } = surplus;
-                // Nothing runs in it, so it goes by itself; this only waits for it, to remove the group.
+                // The supervisor has no command, so it exits by itself. `kill` waits for that, so that the cgroup can
+                // be removed.
                 drop(supervisor);
                 let _ = group.kill();
             });
         }
     }
 
-    /// Ends what a lost supervisor has left behind.
+    /// Kills the processes that a lost supervisor has left behind.
     async fn end_lost(&self, pooled: PooledSupervisor) {
         let PooledSupervisor { supervisor, group, .. } = pooled;
         drop(supervisor);
         let killed = tokio::task::spawn_blocking(move || group.kill()).await;
         if !matches!(killed, Ok(Ok(()))) {
-            // Nobody can tell what is left, so nothing may be.
+            // Some processes may be left, so end the whole sandbox.
             let _ = end_child(&self.fork_server, self.init_pid, false).await;
         }
     }
 
-    /// Ends everything in it and waits until it is gone; what was held for it may `linger`.
+    /// Ends all processes in it and waits until they are gone. Its placeholders may `linger`.
     pub(super) async fn end(self: Arc<Self>, linger: bool) {
         let _ = end_child(&self.fork_server, self.init_pid, linger).await;
     }
 }
 
-/// Limits what a sandbox may use as a whole, and the group of its first supervisor: what the first command may use is most likely this.
+/// Sets the limits of the sandbox as a whole, and those of its first supervisor's cgroup: most likely, the first
+/// command has the limits of this call.
 fn limit(group: &Group, first: &Group, confinement: &Confinement) -> io::Result<()> {
     group.set(&group_limits(&confinement.place_limits, 0))?;
-    // Beside the supervisor, the init itself is in it.
+    // The init is in this cgroup as well as the supervisor.
     first.set(&group_limits(&confinement.limits, 2))
 }
 
-/// Has the fork server hold what a sandbox protects, and says which file each thing is that is hidden or protected in it.
+/// Has the fork server lock the protected paths and make the placeholders. Returns the masked paths, each with its
+/// file.
 async fn hold(
     fork_server: &ForkServerClient,
     init_pid: Pid,
@@ -414,10 +419,10 @@ async fn hold(
     };
     let not_held = |error: io::Error| BuildError::Changed(failed("holding places for protection", &error));
     let holding = fork_server.begin(&kept).map_err(not_held)?;
-    // While the fork server is at its work, and before anything is covered.
+    // Read while the fork server works, and before any mount masks a path.
     let masked = masked_by(steps);
     holding.wait().await.map_err(not_held)?;
-    // What was missing before is held now.
+    // Paths that were missing have a placeholder by now.
     Ok(masked.into_iter().map(|(path, id)| (path.clone(), id.or_else(|| file_id(&path)))).collect())
 }
 
@@ -450,7 +455,7 @@ impl Kept for NativeSandbox {
     }
 }
 
-/// Counts a run as long as it lasts.
+/// A guard that counts a run until it is dropped.
 struct Busy<'a>(&'a NativeSandbox);
 
 impl<'a> Busy<'a> {

@@ -1,4 +1,5 @@
-//! Warm inits: first processes of sandboxes, made ahead with their namespaces, cgroup and system mounts, before the workspace is known.
+//! Makes warm inits: first processes of sandboxes with their namespaces, cgroup and system mounts, made before the
+//! workspace is known.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -20,36 +21,36 @@ use crate::supervise::socket::{ForkServerClient, Socket};
 use crate::view::masked::{MaskedPath, are_unchanged, masked_by};
 use crate::view::plan::Step;
 
-/// The first process of a sandbox to come: in namespaces and in a cgroup, which takes longest to get, and waiting to be told the rest.
-/// If it is prepared, there is a supervisor, too.
+/// The first process of a future sandbox. It is already in its namespaces and its cgroup, which take longest to set up,
+/// and waits for the remaining orders. A prepared one has a supervisor, too.
 pub(super) struct WarmInit {
     pub(super) made: SandboxRef,
     pub(super) fork_server: Arc<ForkServerClient>,
     pub(super) init: Socket,
     pub(super) init_pid: Pid,
     pub(super) group: Group,
-    /// Where the init itself is, and what it makes.
+    /// The cgroup of the init and of its first supervisor.
     pub(super) first: Group,
     pub(super) prepared: Option<Prepared>,
     since: Instant,
 }
 
-/// What a sandbox to come has already.
+/// The parts of a future sandbox that exist already.
 pub(super) struct Prepared {
-    /// The steps that were taken.
+    /// The steps that the init has carried out.
     pub(super) steps: Vec<Step>,
-    /// What they hide or protect, and which file each was before.
+    /// The paths that these steps mask, each with the file that it was before.
     pub(super) masked: Vec<MaskedPath>,
     pub(super) supervisor: SupervisorClient,
 }
 
 impl Prepared {
-    /// Whether what was done still holds, and there is somebody to go on with it.
+    /// Returns true if the masked paths are unchanged and the supervisor is alive.
     fn is_good(&self) -> bool {
         self.supervisor.is_alive() && are_unchanged(&self.masked)
     }
 
-    /// The same, but as the file that it was when it was covered ahead, if it was.
+    /// Returns the masked path, with the file that it was when these steps masked it, if they did.
     pub(super) fn as_masked(&self, (path, id): MaskedPath) -> MaskedPath {
         let then = self.masked.iter().find(|(known, _)| *known == path);
         (path, then.map_or(id, |(_, id)| *id))
@@ -65,7 +66,7 @@ impl WarmInit {
         let fork_server =
             ForkServerClient::of_this_process().map_err(|error| failed("starting the fork server", &error))?;
         let (init, theirs) = Socket::pair().map_err(|error| failed("making a socket", &error))?;
-        // While a new fork server starts.
+        // Made while a new fork server starts.
         let group = group().map_err(|error| failed("making a cgroup", &error))?;
         let first = group.child("supervisor-0").map_err(|error| failed("making a cgroup", &error))?;
         let ways = first.ways_in();
@@ -83,13 +84,13 @@ impl WarmInit {
             groups: group.folders().to_vec(),
         };
         fork_server.ask(&kept).await.map_err(|error| failed("asking the fork server", &error))?;
-        // Joining may have to wait for all processors to take note, where the process did not start there.
+        // If the process did not start in the cgroup, moving it there may wait for all processors.
         let joined = tokio::task::spawn_blocking(move || first.add(init_pid).map(|()| first)).await;
         let first = joined.map_err(io::Error::other).flatten().map_err(|error| failed("joining a cgroup", &error))?;
         Ok(Self { made, fork_server, init, init_pid, group, first, prepared: None, since: Instant::now() })
     }
 
-    /// Takes steps already that every sandbox begins with, and makes the first supervisor.
+    /// Carries out the steps that every sandbox begins with, and makes the first supervisor.
     pub(super) async fn prepare(&mut self, steps: Vec<Step>) -> Result<(), SandboxError> {
         self.prepared = Some(self.prepare_steps(steps).await?);
         Ok(())
@@ -97,7 +98,7 @@ impl WarmInit {
 
     pub(super) async fn prepare_steps(&self, steps: Vec<Step>) -> Result<Prepared, SandboxError> {
         let (supervisor, theirs) = Socket::pair().map_err(|error| failed("making a socket", &error))?;
-        // Before, so that a file that is put in the place of another meanwhile is not taken for the one that was covered.
+        // Read before the mounts are made, so that a file which is replaced meanwhile is noticed.
         let masked = masked_by(&steps);
         let order = InitOrder::Prepare(steps.clone());
         self.init.send(&order, &[theirs.as_fd()]).await.map_err(|error| failed("giving an order", &error))?;
@@ -108,7 +109,7 @@ impl WarmInit {
         Ok(Prepared { steps, masked, supervisor })
     }
 
-    /// Runs a program that does nothing, so that the first command finds everything laid out in the kernel, too.
+    /// Runs a program that does nothing, so that the kernel has set up everything before the first command.
     pub(super) async fn warm_up(&mut self) -> Result<(), SandboxError> {
         let Some(prepared) = &mut self.prepared else { return Ok(()) };
         self.first.begin();
@@ -122,24 +123,24 @@ impl WarmInit {
         }
     }
 
-    /// Limits what all that runs in it may use together.
+    /// Limits the usage of all processes in it together.
     pub(super) fn limit(&self, limits: &ResourceLimits) -> Result<(), SandboxError> {
         self.group.set(&group_limits(limits, 0)).map_err(|error| failed("limiting a cgroup", &error))
     }
 
-    /// Since when it waits.
+    /// Returns the time when it was made.
     pub(super) fn since(&self) -> Instant {
         self.since
     }
 
-    /// Whether it can become a sandbox that begins with these steps.
+    /// Returns true if it can become a sandbox that begins with these steps.
     pub(super) fn suits(&self, system: &[Step]) -> bool {
         self.init.is_alive()
             && self.prepared.as_ref().is_none_or(|prepared| prepared.steps == system && prepared.is_good())
     }
 }
 
-/// What a sandbox's first process says next, unless it is that it failed.
+/// Receives the next report of a sandbox's first process. Fails if the process reports a failure or has ended.
 pub(super) async fn report(init: &Socket) -> Result<Received<InitReport>, SandboxError> {
     let received = init.receive::<InitReport>().await.map_err(|error| creation(error.to_string()))?;
     match received {
@@ -151,10 +152,10 @@ pub(super) async fn report(init: &Socket) -> Result<Received<InitReport>, Sandbo
     }
 }
 
-/// A program that does nothing. By its path: it also runs where the machine can still be seen, and what somebody puts before it in
-/// `/usr/local` must not.
+/// A program that does nothing. It has a full path: it also runs while the host's files are visible, and must not be a
+/// program of the same name in `/usr/local`.
 const IDLE: &str = "/usr/bin/true";
-/// How long it may take, on a machine that has much to do.
+/// Longest run of this program, on a busy machine.
 const IDLE_MAX: Duration = Duration::from_secs(30);
 
 pub(super) fn idle_command() -> Command {
@@ -168,11 +169,12 @@ pub(super) fn idle_command() -> Command {
     }
 }
 
-/// Why a sandbox was not built.
+/// The reason why a sandbox was not built.
 pub(super) enum BuildError {
-    /// A place could not be held: another executor may just have taken its own away, and a new plan can help.
+    /// A failure to make or lock a placeholder, or a masked path that was replaced. A new plan can help: another
+    /// executor may just have removed a placeholder.
     Changed(SandboxError),
-    /// It was built by a plan that does not hold any more.
+    /// A plan that is no longer valid.
     Outdated,
     Failed(SandboxError),
 }

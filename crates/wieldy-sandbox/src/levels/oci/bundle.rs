@@ -1,7 +1,7 @@
-//! The bundle of a container: the plan of the native level's file tree, said in the words of the OCI runtime specification.
+//! Makes the bundle of a container: translates the mount plan to the OCI runtime specification.
 //!
-//! The root is a folder of our own with nothing in it but places to mount on and links; everything else is mounted into it inside the
-//! container's own namespace, so that neither the machine nor an image is ever written to.
+//! The root is a folder of our own that contains only mount points and links. Everything else is mounted into it inside
+//! the container's own mount namespace, so that neither the host nor an image is ever written to.
 
 use std::fs;
 use std::io;
@@ -20,7 +20,7 @@ use crate::filter::oci_profile;
 use crate::state_dir::StateDir;
 use crate::view::plan::{Kind, Room, Step};
 
-/// Parts of `/proc` that tell about the machine or act on it.
+/// Parts of `/proc` that reveal the machine or control it.
 const MASKED: [&str; 10] = [
     "/proc/acpi",
     "/proc/asound",
@@ -35,17 +35,17 @@ const MASKED: [&str; 10] = [
 ];
 const READ_ONLY: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
-/// What a bundle is made of besides its file tree.
+/// The settings of a bundle besides its file tree.
 pub(super) struct Frame<'a> {
     pub(super) level: Level,
     pub(super) network: &'a Network,
-    /// The network to join, where it is there already.
+    /// The network namespace to join, if it exists already.
     pub(super) joined: Option<PathBuf>,
     pub(super) groups: Option<PathBuf>,
     pub(super) annotations: Vec<(String, String)>,
 }
 
-/// What runs in a container.
+/// A process to run in a container.
 pub(super) struct Doing<'a> {
     pub(super) words: Vec<String>,
     pub(super) environment: Vec<String>,
@@ -59,18 +59,18 @@ pub(super) struct Doing<'a> {
 pub(super) struct Tree {
     root: PathBuf,
     mounts: Vec<Mount>,
-    /// To be dropped once the container stands.
+    /// Id-mapped mounts, to be dropped once the container runs.
     pub(super) lent: Vec<IdmappedMount>,
 }
 
 impl Tree {
-    /// Makes what the steps need below the container's folder.
+    /// Makes the files and mounts that the steps need.
     pub(super) fn make(id: &str, steps: &[Step], level: Level, home: &StateDir) -> io::Result<Self> {
         let folder = home.container(id);
         let root = folder.join("root");
         for (path, mode) in [(&folder, 0o711), (&root, 0o755), (&folder.join("covers"), 0o711)] {
             fs::DirBuilder::new().mode(mode).create(path)?;
-            // Whatever the creation mask is.
+            // The umask does not apply here.
             fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
         }
         let mut making =
@@ -84,7 +84,7 @@ impl Tree {
         Ok(Self { root, mounts, lent })
     }
 
-    /// The `config.json` of a container in which something is done.
+    /// Returns the `config.json` of a container that runs a process.
     pub(super) fn config(&self, doing: &Doing<'_>, frame: &Frame<'_>) -> Result<Spec, OciSpecError> {
         use LinuxNamespaceType::{Cgroup, Ipc, Mount, Network as Net, Pid, Uts};
         let namespaces = [Pid, Ipc, Uts, Mount, Cgroup].map(|kind| LinuxNamespaceBuilder::default().typ(kind).build());
@@ -118,7 +118,7 @@ impl Tree {
     }
 }
 
-/// A process in a container: without any capability and any way to one.
+/// Returns a process for the specification, without capabilities and without a way to gain any.
 pub(super) fn process(doing: &Doing<'_>) -> Result<Process, OciSpecError> {
     let none = || std::collections::HashSet::new();
     let mut capabilities = LinuxCapabilities::default();
@@ -141,7 +141,8 @@ pub(super) fn process(doing: &Doing<'_>) -> Result<Process, OciSpecError> {
         .build()
 }
 
-/// What a private folder is called, by which gVisor knows it again in another container; absolute, or it would belong to the bundle.
+/// Returns the mount source of a private folder, by which gVisor recognizes it in another container. It is absolute,
+/// since a relative one would be inside the bundle.
 pub(super) fn source_of_memory(path: &Path) -> String {
     format!("/tmpfs{}", path.to_string_lossy().replace('/', "-"))
 }
@@ -151,10 +152,10 @@ struct Making<'a> {
     home: &'a StateDir,
     level: Level,
     steps: &'a [Step],
-    /// Files of our own that are mounted over others.
+    /// The folder of our own files that are mounted over other paths.
     masked: PathBuf,
     root: PathBuf,
-    /// By the number of the step.
+    /// Id-mapped mounts by the index of their step.
     lent: Vec<(usize, IdmappedMount)>,
     mounts: Vec<Mount>,
 }
@@ -163,7 +164,7 @@ impl Making<'_> {
     fn take(&mut self, number: usize, step: &Step) -> io::Result<()> {
         match step {
             Step::Folder { path } => self.place(path, Kind::Folder),
-            // What has it already, or not, is mounted there.
+            // Inside a mount, the mounted tree decides if there is a link.
             Step::Link { path, .. } if self.is_in_mount(path) => Ok(()),
             Step::Link { path, target } => {
                 self.place(path.parent().unwrap_or(path), Kind::Folder)?;
@@ -175,7 +176,7 @@ impl Making<'_> {
             Step::Tmpfs { path, room, mode } => {
                 self.place(path, Kind::Folder)?;
                 if self.outside(path).is_dir() {
-                    // runc gives the memory the mode of what it covers.
+                    // runc gives a tmpfs the mode of its mount point.
                     fs::set_permissions(self.outside(path), fs::Permissions::from_mode(*mode))?;
                 }
                 let source = source_of_memory(path);
@@ -211,7 +212,7 @@ impl Making<'_> {
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
 
-    /// Whether a place belongs to something that is mounted above it.
+    /// Returns true if a path is inside a mount of the plan.
     fn is_in_mount(&self, path: &Path) -> bool {
         let is_above = |mount: &Path| mount != Path::new("/") && path != mount && path.starts_with(mount);
         self.steps.iter().any(|step| match step {
@@ -221,7 +222,7 @@ impl Making<'_> {
         })
     }
 
-    /// Makes a place in our root to mount on; what lies in another mount is that mount's.
+    /// Makes a mount point in our root. Does nothing for a path inside another mount.
     fn place(&self, path: &Path, kind: Kind) -> io::Result<()> {
         if self.is_in_mount(path) {
             return Ok(());
@@ -266,14 +267,14 @@ impl Making<'_> {
             format!("uid={owner}"),
             format!("gid={owner}"),
         ];
-        // gVisor's has no such option, and keeps no count.
+        // A tmpfs of gVisor has no such option and does not count inodes.
         if self.level != Level::Gvisor {
             options.push(format!("nr_inodes={}", room.inodes));
         }
         options
     }
 
-    /// Runtimes put the usual devices into it themselves.
+    /// Mounts `/dev`. Runtimes put the usual devices into it themselves.
     fn devices(&mut self) -> io::Result<()> {
         self.place(Path::new("/dev"), Kind::Folder)?;
         let memory = ["nosuid", "noexec", "strictatime", "mode=755", "size=65536k"];
@@ -282,7 +283,7 @@ impl Making<'_> {
         self.mount(Path::new("/dev/pts"), "devpts", Path::new("devpts"), &terminals)
     }
 
-    /// Something empty that nobody may look at.
+    /// Makes an empty file or folder that no process may read, and returns its path.
     fn nothing(&self, kind: Kind) -> io::Result<PathBuf> {
         let path = self.masked.join(if kind == Kind::Folder { "no-folder" } else { "no-file" });
         if !path.exists() {
@@ -306,7 +307,7 @@ impl Making<'_> {
         };
         let source = source.join(inner);
         match fs::symlink_metadata(&source) {
-            // What went away while the plan was made needs no cover.
+            // A path that was removed while the plan was made needs no protection.
             Err(_) => Ok(()),
             Ok(found) if found.is_symlink() => {
                 let told = "it is a link, and runtimes can mount only over what a link leads to; make it a folder, or use `native`";

@@ -1,7 +1,9 @@
-//! Cgroups of containers, nested: a session's holds those of all its containers, and a container's holds those of its commands and of the
-//! containers that were made within it. A limit holds for everything below it together.
+//! Makes nested cgroups for containers: a session's contains those of all its containers, and a container's contains
+//! those of its commands and of the containers that were made within it. A limit holds for everything below it
+//! together.
 //!
-//! Where each controller has a tree of its own, runtimes make more cgroups beside ours; these are found and removed here as well.
+//! On cgroup v1, where each controller has a tree of its own, runtimes make more cgroups beside ours. They are found
+//! and removed here as well.
 
 use std::collections::HashMap;
 use std::fs;
@@ -14,29 +16,29 @@ use wieldy_core::{Level, ResourceLimits, SessionKey};
 
 use crate::cgroup::{Group, GroupLimits, Hierarchy};
 
-/// A control group, and what is on top of its limits because a runtime needs it.
+/// A cgroup, whose limits are raised by the overhead of runtimes.
 pub(super) struct CgroupParent {
     pub(super) group: Group,
     limits: GroupLimits,
     overhead: Mutex<Overhead>,
-    /// What the runtime makes for it beside our groups.
+    /// Cgroups that the runtime makes beside ours.
     foreign: Vec<PathBuf>,
-    // After all that is removed with this one.
+    // Dropped last: the cgroups of this one must be removed before those above it.
     above: Option<Arc<CgroupParent>>,
 }
 
-/// What a runtime and its sleeper need for themselves, where commands are limited.
+/// The resources that a runtime and its sleeper need in addition to the limits of commands.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Overhead {
     pub(super) memory_bytes: u64,
     pub(super) processes: u64,
 }
 
-/// How many processes and threads a runtime has until it has become what it starts.
+/// The number of processes and threads of a runtime until it has become the program that it starts.
 pub(super) const STARTING: u64 = 8;
 
 impl CgroupParent {
-    /// Makes a group for one container or for several, in another one's if there is one.
+    /// Makes a cgroup for one container or for several, below `above` if there is one.
     pub(super) fn make(
         name: &str,
         level: Level,
@@ -57,17 +59,17 @@ impl CgroupParent {
         Ok(Arc::new(Self { group, limits, overhead: Mutex::default(), foreign, above }))
     }
 
-    /// What the runtime makes for it beside our groups.
+    /// Returns the cgroups that the runtime makes beside ours.
     pub(super) fn foreign(&self) -> &[PathBuf] {
         &self.foreign
     }
 
-    /// Leaves room for a runtime that starts something, in this group and in those above it.
+    /// Raises the limits for a runtime that starts a program, here and in the cgroups above.
     pub(super) fn raise_for_start(self: &Arc<Self>) -> io::Result<RaisedLimits> {
         self.raise(Overhead { memory_bytes: 0, processes: STARTING })
     }
 
-    /// Leaves room for something that is no command's, in this group and in those above it.
+    /// Raises the limits by an overhead that no command may use, here and in the cgroups above.
     pub(super) fn raise(self: &Arc<Self>, room: Overhead) -> io::Result<RaisedLimits> {
         let made = RaisedLimits { parent: Arc::clone(self), room };
         self.all().try_for_each(|parent| {
@@ -79,7 +81,7 @@ impl CgroupParent {
         Ok(made)
     }
 
-    /// This one and those above it.
+    /// Returns this one and those above it.
     fn all(&self) -> impl Iterator<Item = &Self> {
         std::iter::successors(Some(self), |parent| parent.above.as_deref())
     }
@@ -98,12 +100,12 @@ impl CgroupParent {
 
 impl Drop for CgroupParent {
     fn drop(&mut self) {
-        // Usually the runtime has done this, but not if it failed early, nor for a session.
+        // Usually the runtime has removed them, but not if it failed early, and not for a session.
         self.foreign.iter().for_each(|group| drop(fs::remove_dir(group)));
     }
 }
 
-/// Room that there is as long as this is.
+/// A guard that keeps limits raised until it is dropped.
 pub(super) struct RaisedLimits {
     parent: Arc<CgroupParent>,
     room: Overhead,
@@ -112,7 +114,7 @@ pub(super) struct RaisedLimits {
 impl Drop for RaisedLimits {
     fn drop(&mut self) {
         for parent in self.parent.all() {
-            // Where it cannot be taken back, it is there until the group goes.
+            // If this fails, the limits stay raised until the cgroup is removed.
             let _ = parent.change(|overhead| Overhead {
                 memory_bytes: overhead.memory_bytes.saturating_sub(self.room.memory_bytes),
                 processes: overhead.processes.saturating_sub(self.room.processes),
@@ -121,12 +123,12 @@ impl Drop for RaisedLimits {
     }
 }
 
-/// Which group each session has, as long as one of its containers is in it.
+/// The cgroup of each session that has a container.
 #[derive(Default)]
 pub(super) struct SessionParents(Mutex<HashMap<SessionKey, Weak<CgroupParent>>>);
 
 impl SessionParents {
-    /// The group of a session, which is made if there is none.
+    /// Returns the cgroup of a session, and makes it if there is none.
     pub(super) fn parent(
         &self,
         session: &SessionKey,
@@ -147,14 +149,14 @@ impl SessionParents {
     }
 }
 
-/// What the kernel limits of what there are limits for.
+/// Returns the limits that a cgroup can enforce.
 pub(super) fn group_limits(level: Level, limits: &ResourceLimits) -> GroupLimits {
     let ResourceLimits { cpu_millicores, memory_bytes, processes, .. } = *limits;
-    // The processes in gVisor are none of the machine's, but the threads of its kernel are.
+    // The host's kernel does not see the processes in gVisor, but would count the threads of gVisor's kernel.
     GroupLimits { cpu_millicores, memory_bytes, processes: processes.filter(|_| level != Level::Gvisor) }
 }
 
-/// The path of a group from where the executor's own one is, with the name of that.
+/// Returns the path of a group from the parent of the executor's own cgroup.
 pub(super) fn path_from_executor<'a>(group: &'a Group, hierarchy: &Hierarchy) -> Option<&'a Path> {
     let (folder, own) = (group.folders().first()?, hierarchy.own().folders().first()?);
     folder.strip_prefix(own.parent()?).ok()
@@ -164,10 +166,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How the names of executors' groups begin.
+/// The prefix of the names of executors' cgroups.
 const EXECUTOR: &str = "wieldy-";
 
-/// Where a runtime makes groups of its own for a container whose group is `ours`, if it calls it by the path of ours from the executor on.
+/// Returns the cgroups that a runtime makes by itself for a container with the cgroup `ours`, if it gets the path from
+/// the executor's cgroup to ours.
 pub(super) fn beside(ours: &Group, hierarchy: &Hierarchy) -> Vec<PathBuf> {
     let Some(path) = path_from_executor(ours, hierarchy) else { return Vec::new() };
     let read = |name: &str| fs::read_to_string(Path::new("/proc/self").join(name)).unwrap_or_default();
@@ -175,7 +178,7 @@ pub(super) fn beside(ours: &Group, hierarchy: &Hierarchy) -> Vec<PathBuf> {
     all.map(|folder| folder.join(path)).filter(|group| !ours.folders().contains(group)).collect()
 }
 
-/// The groups above a container's that are only there for it and others of its executor, innermost first.
+/// Returns the cgroups above a container's that exist only for its executor, innermost first.
 pub(super) fn above(container: &Path) -> Vec<PathBuf> {
     let is_executor = |group: &&Path| {
         let name = group.file_name().unwrap_or_default();
@@ -186,7 +189,7 @@ pub(super) fn above(container: &Path) -> Vec<PathBuf> {
     last.and_then(|last| all.get(..=last)).into_iter().flatten().map(|group| (*group).to_owned()).collect()
 }
 
-/// The groups of a container, as runc notes them, each with its controller; other runtimes keep no such note.
+/// Returns the cgroups of a container with their controllers, as runc stores them; other runtimes do not.
 pub(super) fn noted(container: &Path) -> Vec<(String, PathBuf)> {
     let note = fs::read(container.join("state.json")).unwrap_or_default();
     let note: serde_json::Value = serde_json::from_slice(&note).unwrap_or_default();
@@ -195,7 +198,7 @@ pub(super) fn noted(container: &Path) -> Vec<(String, PathBuf)> {
     paths.filter_map(|(name, path)| Some((name.clone(), PathBuf::from(path.as_str()?)))).collect()
 }
 
-/// The folder of our own group in each tree of cgroup v1, from what the kernel says of us and of mounts.
+/// Returns the folder of our own cgroup in each tree of cgroup v1, from `/proc/self/cgroup` and `/proc/self/mountinfo`.
 fn own_folders(memberships: &str, mount_table: &str) -> Vec<PathBuf> {
     let mounts = mount_table.lines().filter_map(|line| {
         // 35 31 0:32 / /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory

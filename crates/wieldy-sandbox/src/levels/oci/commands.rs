@@ -1,4 +1,5 @@
-//! Commands in a running container: started by the runtime's `exec`, followed, measured, and ended with everything that they started.
+//! Runs commands in a container by the runtime's `exec`: follows and measures them, and kills everything that they
+//! started.
 
 use std::fs;
 use std::io;
@@ -28,13 +29,13 @@ use crate::supervise::supervisor::WATCH_EVERY;
 use crate::supervise::watch::BLOCK_BYTES;
 use crate::sys;
 
-/// How often we look whether something has come about that nobody tells us.
+/// The polling interval for changes of which we get no notification.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(2);
 
-/// How long a runtime may take to become the command after it has said which process that is.
+/// Longest wait for a runtime to become the command after it has reported the process id.
 const BECOME_PATIENCE: Duration = Duration::from_secs(1);
 
-/// A command on its way.
+/// A command to run, with its number and its log file.
 pub(super) struct Call<'a> {
     pub(super) command: &'a Command,
     pub(super) confinement: &'a Confinement,
@@ -84,7 +85,7 @@ impl Container {
             _ => self.run_in_group(&call).await?,
         };
         let wall_ms = began.elapsed().as_secs_f64() * 1e3;
-        // The runtime waits for the command, so what the supervisor saw of it is both of theirs.
+        // The runtime waits for the command, so the supervisor's figures include those of both.
         let blocks_written = outcome.as_ref().map_or(0, |outcome| outcome.report.blocks_written);
         let usage = Usage { wall_ms, ..self.usage(&used, blocks_written * BLOCK_BYTES) };
         let of_disk = outcome.as_ref().ok().and_then(|outcome| overrun_of_disk(outcome, &confinement.limits));
@@ -94,7 +95,7 @@ impl Container {
         let told = logged_error(&call.log);
         self.forget(number);
         let ended = match (outcome, told) {
-            // The limit took the runtime with it.
+            // The limit killed the runtime as well.
             (_, _) if overrun.is_some() && self.made.level == Level::Gvisor => Ended::Signal(libc::SIGKILL),
             (Ok(RunOutcome { ended: Ended::Code(code), .. }), Some(told)) if code != 0 && !self.is_gone() => {
                 let told = overrun.map_or(told.clone(), |it| too_little(&told, it.limit, it.allowed));
@@ -115,12 +116,12 @@ impl Container {
         Ok(Exit { ended, usage, sandbox: self.made.clone(), overrun, breaches })
     }
 
-    /// Runs a command whose processes the machine's kernel sees, in a cgroup of its own.
+    /// Runs a command in a cgroup of its own, where the host's kernel sees its processes.
     async fn run_in_group(&self, call: &Call<'_>) -> Result<(Result<RunOutcome, SandboxError>, Used), SandboxError> {
         let failed = |error: io::Error| self.failed(&error);
         let group = &self.parent.group.child(&format!("call-{}", call.number)).map_err(failed)?;
         let limits = group_limits(self.made.level, &call.confinement.limits);
-        // What is less is for the command, and not for its runtime.
+        // A lower limit is for the command only: its runtime needs more to start.
         let processes = limits.processes.map(|count| count.max(STARTING));
         group.set(&GroupLimits { processes, ..limits }).map_err(failed)?;
         let pid_file = self.file(&format!("{}.pid", call.number));
@@ -143,7 +144,7 @@ impl Container {
         let outcome = outcome.map(|outcome| RunOutcome { ended: ended(outcome.ended), ..outcome });
         let left = group.clone();
         if blocking(move || left.kill()).await.is_err() {
-            // Nobody can tell what is left, so nothing may be.
+            // Some processes may be left, so end the whole container.
             self.stop.cancel();
             self.gone.cancelled().await;
         }
@@ -151,8 +152,8 @@ impl Container {
         Ok((outcome, count.used()))
     }
 
-    /// Waits for the first process of a command to end, or until it has more than it may. Once the runtime has become that process, it needs no
-    /// room any more, and those are counted that there are from then on.
+    /// Waits until the first process of a command has ended, or until the command has more processes than allowed. Once
+    /// the runtime has become that process, drops `starting` and begins to count the processes.
     async fn first_process(&self, pid_file: &Path, starting: RaisedLimits, count: &Mutex<Count>) {
         let pid = loop {
             let known = fs::read_to_string(pid_file).ok().and_then(|text| Pid::from_raw(text.trim().parse().ok()?));
@@ -161,7 +162,7 @@ impl Container {
                 None => tokio::time::sleep(LOOK_EVERY).await,
             }
         };
-        // One that is gone already has ended.
+        // If the process is gone already, the command has ended.
         let handle = pidfd_open(pid, PidfdFlags::NONBLOCK).ok();
         let handle = handle.and_then(|handle| sys::watched(handle, Interest::READABLE).ok());
         let name = self.made.level.as_str();
@@ -186,19 +187,20 @@ impl Container {
         }
     }
 
-    /// A supervisor that watches how much comes into the workspace.
+    /// Makes a supervisor that limits writes to the workspace.
     pub(super) async fn process(&self, call: &Call<'_>) -> Result<HostProcess, SandboxError> {
         let process = HostProcess::new().await.map_err(|error| self.failed(&error))?;
         Ok(process.watching(&call.confinement.workspace, &call.confinement.limits))
     }
 
-    /// How the runtime is told which cgroup below the container's is meant.
+    /// Returns the name by which the runtime finds the command's cgroup below the container's.
     fn sub_group(&self, number: u64) -> String {
         let name = format!("call-{number}");
         if self.made.level != Level::Runc {
             return name;
         }
-        // Where each controller has a mount of its own, only those that we use have such a group.
+        // On cgroup v1, where each controller has a mount of its own, only the controllers that we use have this
+        // cgroup.
         let known = super::cgroup_parent::noted(&self.runtime.root.join(&self.made.id.0));
         let ours = known
             .iter()
@@ -226,7 +228,7 @@ impl Container {
 
     fn usage(&self, used: &Used, seen_written_bytes: u64) -> Usage {
         let processes_peak = match self.made.level {
-            // The machine's kernel sees threads of gVisor's, not the command's processes: not measured.
+            // The host's kernel sees gVisor's threads and not the command's processes: not measured.
             Level::Gvisor => 0,
             _ => used.processes_peak.map_or(0, |peak| peak.least.max(1)),
         };
@@ -234,28 +236,29 @@ impl Container {
             cpu_ms: used.cpu_us.map_or(0.0, |us| us as f64 / 1e3),
             memory_peak_bytes: used.memory_peak_bytes.map_or(0, |peak| peak.least),
             read_bytes: used.bytes_read.unwrap_or(0),
-            // On cgroup v1 the kernel counts only what goes past the page cache.
+            // On cgroup v1 the kernel counts only writes that bypass the page cache.
             written_bytes: used.bytes_written.unwrap_or(0).max(seen_written_bytes),
             processes_peak,
             wall_ms: 0.0,
         }
     }
 
-    /// Returns the limit that the kernel has seen to, if it had to. In gVisor the processes of its kernel are not the command's.
+    /// Returns the limit that the kernel had to enforce, if any. In gVisor the limit of processes does not count, since
+    /// the kernel sees gVisor's own processes only.
     fn overrun(&self, used: &Used, confinement: &Confinement) -> Option<Overrun> {
         let overrun = overrun_of_group(used, &confinement.limits, &self.limits);
         overrun.filter(|overrun| self.made.level != Level::Gvisor || overrun.limit != "processes")
     }
 }
 
-/// The limit of the workspace that a command has passed, if it has.
+/// Returns the disk limit that a command has exceeded, if any.
 fn overrun_of_disk(outcome: &RunOutcome, limits: &ResourceLimits) -> Option<Overrun> {
     let overrun =
         |limit, allowed: Option<u64>, used| Some(Overrun { limit, allowed: allowed?, used, session_used: None });
     match outcome.report.overrun {
         Some((Limit::DiskBytes, used)) => overrun("disk_bytes", limits.disk_bytes, used),
         Some((Limit::DiskFiles, used)) => overrun("disk_files", limits.disk_files, used),
-        // A single file that was as large as all may be.
+        // A single file has reached the size that all files together may have.
         _ if outcome.ended == Ended::Signal(libc::SIGXFSZ) => {
             overrun("disk_bytes", limits.disk_bytes, limits.disk_bytes?)
         }
@@ -263,8 +266,8 @@ fn overrun_of_disk(outcome: &RunOutcome, limits: &ResourceLimits) -> Option<Over
     }
 }
 
-/// Waits for the first process of a command to end, and then ends the others: the runtime itself would wait until the last of them has
-/// closed its output. Where the command was told to end, all others are told as well and have as long.
+/// Waits for the first process of a command to end, and then kills the others: the runtime itself would wait until the
+/// last of them has closed its output. If the command is stopped, the others get SIGTERM, too, and the same grace time.
 async fn follow(first: impl Future<Output = ()>, group: &Group, stop: &CancellationToken, grace: Duration) {
     tokio::pin!(first);
     let stopped_at = tokio::select! {
@@ -293,7 +296,7 @@ async fn follow(first: impl Future<Output = ()>, group: &Group, stop: &Cancellat
     let _ = blocking(move || left.kill()).await;
 }
 
-/// Tells those processes to end, each once, that the supervisor does not see, since their parent is gone.
+/// Sends SIGTERM once to each process that the supervisor does not see because its parent is gone.
 fn tell_orphans(group: &Group, told: &mut Vec<Pid>) {
     for pid in processes(group) {
         if !told.contains(&pid) && !is_below_runtime(pid) {
@@ -309,7 +312,8 @@ pub(super) fn processes(group: &Group) -> Vec<Pid> {
     listed.iter().flat_map(|text| text.lines()).filter_map(|line| Pid::from_raw(line.parse().ok()?)).collect()
 }
 
-/// Whether a process comes from the runtime that was called for it, and not from an orphan in the container.
+/// Returns true if a process descends from the runtime on the host. An orphan in the container descends from the
+/// sleeper.
 fn is_below_runtime(pid: Pid) -> bool {
     let namespace = |pid: &str| fs::read_link(Path::new("/proc").join(pid).join("ns/pid")).ok();
     let own = namespace("self");
@@ -317,7 +321,7 @@ fn is_below_runtime(pid: Pid) -> bool {
     loop {
         let status = fs::read_to_string(Path::new("/proc").join(&pid).join("status")).unwrap_or_default();
         let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
-        // The sleeper is number 1 in there.
+        // The sleeper is process 1 in the container.
         if field("NSpid:").and_then(|numbers| numbers.split_whitespace().last()) == Some("1") {
             return false;
         }
@@ -329,19 +333,19 @@ fn is_below_runtime(pid: Pid) -> bool {
     }
 }
 
-/// Whether a process is still the runtime, on its way to become the command.
+/// Returns true if a process is still the runtime and has not become the command.
 fn is_on_its_way(pid: Pid, runtime: &str) -> bool {
     let name = fs::read_to_string(Path::new("/proc").join(pid.as_raw_pid().to_string()).join("comm"));
     // `runc:[2:INIT]`
     name.is_ok_and(|name| name.strip_prefix(runtime).is_some_and(|rest| rest.starts_with(":[")))
 }
 
-/// What a command uses, and how many processes it has had at once, as far as that can be told from those of its runtime.
+/// The usage of a command and its peak of processes, without those of its runtime as far as they can be distinguished.
 struct Count {
     group: Group,
     limits: GroupLimits,
     meter: Meter,
-    /// Whether the runtime has become the command.
+    /// True once the runtime has become the command.
     has_become: bool,
     seen: u64,
     is_overrun: bool,
@@ -353,15 +357,16 @@ impl Count {
         Self { group, limits, meter, has_become: false, seen: 1, is_overrun: false }
     }
 
-    /// Takes note that there are only the command's from now on, for which its own limits hold.
+    /// Notes that all processes are the command's from now on, and sets the command's own limits.
     fn begin_command(&mut self) {
-        // Where this fails, we see to it.
+        // If this fails, `is_overrun` enforces the limit.
         let _ = self.group.set(&self.limits);
         self.group.count_anew(&mut self.meter);
         self.has_become = true;
     }
 
-    /// Looks whether there are more than are allowed: before the limit was the command's own, it may have made some.
+    /// Returns true if there are more processes than allowed: the command may have made some before its own limit was
+    /// set.
     fn is_overrun(&mut self) -> bool {
         let now = self.group.processes_now().unwrap_or(0);
         self.seen = self.seen.max(now);
@@ -372,7 +377,7 @@ impl Count {
     fn used(&self) -> Used {
         let mut used = self.group.used(&self.meter);
         if let Some(peak) = &mut used.processes_peak {
-            // Until then, the most that there were at once were the runtime's.
+            // Before that, the peak is the runtime's.
             peak.least = if self.has_become { peak.with_seen(self.seen) } else { 1 };
         }
         if self.is_overrun {
@@ -383,7 +388,7 @@ impl Count {
     }
 }
 
-/// Counts a run as long as it lasts.
+/// A guard that counts a run until it is dropped.
 struct Busy<'a>(&'a Container);
 
 impl<'a> Busy<'a> {

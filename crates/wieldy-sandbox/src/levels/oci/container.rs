@@ -1,12 +1,12 @@
-//! One container that stands: its sleeper, its cgroup, and the commands that run in it.
+//! Starts, checks and removes one container: its sleeper, its cgroups and its files.
 //!
-//! The first process of a container is a shell that does nothing but reap orphans; each command comes in by the runtime's `exec`, or in
-//! gVisor by what that does. How nothing is left of a command differs:
+//! The first process of a container is the sleeper, a shell that only reaps orphans. Each command comes in by the
+//! runtime's `exec`, or in gVisor by its counterpart. Leftover processes of a command are killed in one of two ways:
 //!
-//! - runc, crun, youki: each command has a cgroup of its own below the container's, and whatever is in it is killed.
-//! - runsc: the machine's kernel does not see gVisor's processes. A container runs one command at a time, after which all processes of
-//!   the agent's account in it are killed; commands that come meanwhile get containers of their own inside the same sandbox, which share
-//!   its private folders. Should something not go away, the whole sandbox does.
+//! - runc, crun, youki: each command has a cgroup of its own below the container's, and everything in it is killed.
+//! - runsc: the host's kernel does not see gVisor's processes. A container runs one command at a time, and then all
+//!   processes of the agent's account in it are killed. Commands that come meanwhile get containers of their own inside
+//!   the same sandbox, which share its private folders. If a process cannot be killed, the whole sandbox is.
 
 use std::fs;
 use std::io;
@@ -37,58 +37,59 @@ use crate::supervise::host_process::{HostProcess, NullSink, blocking, idle_comma
 use crate::view::masked::are_unchanged;
 use crate::view::plan::Step;
 
-/// How long a container may take to stand.
+/// Longest wait for a container to start.
 const START_PATIENCE: Duration = Duration::from_secs(30);
 
-/// How often we look whether something has come about that nobody tells us.
+/// The polling interval for changes of which we get no notification.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
-/// Where programs are looked for that nobody gave a `PATH`.
+/// The search path of our own processes in a container.
 pub(super) const PATH: &str = "PATH=/usr/local/bin:/usr/bin:/bin";
 
-/// The sleeper: it waits for children that are not its own, since it is the one to whom orphans come.
+/// The program of the sleeper. It also waits for orphans, since it becomes their parent.
 const SLEEP: [&str; 3] = ["sh", "-c", "while :; do sleep 2147483 & wait; done"];
 
-/// How many processes the sleeper is.
+/// The number of processes of the sleeper.
 const SLEEPER_PROCESSES: u64 = 2;
 
-/// What gVisor itself needs of the memory that its processes may use.
+/// The memory that gVisor itself needs, in addition to the container's limit.
 const SENTRY_BYTES: u64 = 64 << 20;
 
-/// What a container is made in.
+/// The parent of a new container.
 pub(super) enum Within<'a> {
     Executor,
     Session(Arc<CgroupParent>),
     Container(&'a Container),
 }
 
-/// A container that stands.
+/// A running container.
 pub(super) struct Container {
     pub(super) made: SandboxRef,
     session: Option<SessionKey>,
-    /// The container that it was made within, with which it goes.
+    /// The container that it was made within, and ends with.
     pub(super) within: Option<SandboxId>,
     created_at: Timestamp,
     pub(super) limits: ResourceLimits,
     pub(super) network: Network,
-    /// The way out, if there is one to listed hosts.
+    /// The network namespace with the proxy, if it may reach listed hosts only.
     pub(super) netns: Option<ProxiedNetns>,
     pub(super) runtime: Runtime,
-    /// Where gVisor itself is, since groups with others in them may have no processes of their own.
+    /// The cgroup of gVisor itself, since a cgroup with children may have no processes of its own.
     pub(super) sentry: Option<Group>,
     _raised: RaisedLimits,
-    /// All of the container's.
+    /// The cgroup of the whole container.
     pub(super) parent: Arc<CgroupParent>,
-    // After the groups: with the last site goes what is above all of them.
+    // Dropped after the cgroups, since its `StateDir` removes the cgroups above all of them.
     pub(super) dir: ContainerDir,
     enforcement: Vec<Enforcement>,
     runtime_task: Mutex<Option<JoinHandle<()>>>,
-    /// Told to end the container; also cancelled when it has ended.
+    /// Cancelled to end the container.
     pub(super) stop: CancellationToken,
+    /// Cancelled when the container has ended.
     pub(super) gone: CancellationToken,
-    /// Where a gVisor sandbox takes orders itself, if it does.
+    /// The control socket of a gVisor sandbox, if it passed the test.
     pub(super) control: Option<Control>,
-    /// Held by the one command that runs in a gVisor container itself.
+    /// Locked by the one command that runs in a gVisor container itself.
     pub(super) lane: tokio::sync::Mutex<()>,
     pub(super) calls: AtomicU64,
     pub(super) executed: AtomicU64,
@@ -99,7 +100,7 @@ pub(super) struct Container {
 
 impl Drop for Container {
     fn drop(&mut self) {
-        // Only where nobody has waited for its end; this takes some tens of milliseconds.
+        // Only has an effect if `end` was not awaited. Takes some tens of milliseconds.
         self.stop.cancel();
         self.remove();
     }
@@ -121,7 +122,7 @@ impl Container {
             Network::None | Network::Open => None,
         };
         let limits = match (made.level, &confinement.place) {
-            // Nobody outside can tell one command in a gVisor sandbox from another, so they share what the first one may use.
+            // The host cannot distinguish the commands in a gVisor sandbox, so all share the limits of the first one.
             (Level::Gvisor, _) | (_, Place::Own) => confinement.place_limits.within(confinement.limits),
             _ => confinement.place_limits,
         };
@@ -137,7 +138,7 @@ impl Container {
         let (raised, sentry) =
             raise_for_runtime(&parent, made.level).map_err(|error| failed("limiting a cgroup", error))?;
         let dir = make_dir(Arc::clone(&base.setup), made.id.0.clone(), confinement.clone()).await?;
-        // Before there are any: a start that fails has made some, too.
+        // Noted before the runtime makes them: a start that fails has made some, too.
         dir.setup.home.note_groups(parent.foreign().iter().filter_map(|group| cgroup_parent::above(group).pop()));
         let container = Self {
             session: match &confinement.place {
@@ -195,7 +196,7 @@ impl Container {
         };
         match started.await {
             Ok(()) => {
-                // The container has them now.
+                // The container has mounted them by now.
                 self.dir.tree.lent.clear();
                 Ok(self)
             }
@@ -209,7 +210,7 @@ impl Container {
             environment: vec![PATH.into()],
             folder: Path::new("/"),
             user: SLEEPER,
-            // In gVisor, whatever comes in later has what the first process has.
+            // In gVisor, commands have the limit of open files of the first process.
             open_files: self.limits.open_files.filter(|_| self.made.level == Level::Gvisor),
             has_terminal: false,
         };
@@ -221,7 +222,7 @@ impl Container {
         config.and_then(|config| write_json(&self.file("config.json"), &config)).map_err(|error| self.failed(&error))
     }
 
-    /// What tells gVisor that containers belong together and which of their private folders are the same.
+    /// Returns annotations that tell gVisor which containers belong together and which private folders they share.
     pub(super) fn annotations(&self, kind: &str) -> Vec<(String, String)> {
         if self.made.level != Level::Gvisor {
             return Vec::new();
@@ -242,7 +243,7 @@ impl Container {
         told
     }
 
-    /// Lets the runtime run the sleeper, for as long as the container should stand.
+    /// Starts the runtime with the sleeper, in a task that runs as long as the container.
     async fn start_runtime(&self) -> Result<(), SandboxError> {
         let process = HostProcess::new().await.map_err(|error| self.failed(&error))?;
         if self.made.level == Level::Gvisor {
@@ -260,7 +261,7 @@ impl Container {
         Ok(())
     }
 
-    /// Moves a supervisor to where gVisor is, so that what it starts is there.
+    /// Moves a supervisor to gVisor's cgroup, so that its children start there.
     pub(super) async fn join(&self, process: &HostProcess) -> Result<(), SandboxError> {
         let group = self.sentry.as_ref().unwrap_or(&self.parent.group);
         let (folders, pid) = (group.folders().to_vec(), process.pid());
@@ -286,7 +287,7 @@ impl Container {
         let stood = stood.unwrap_or_else(|_| Err(format!("it did not stand within {} s", START_PATIENCE.as_secs())));
         let level = self.made.level;
         stood.map_err(|told| match self.limits.memory_bytes {
-            // The runtime has removed the group that could tell more.
+            // The runtime has already removed the cgroup, whose counters would show more.
             Some(allowed) if told.contains("OOM-killed") => {
                 let told = too_little(&told, "memory_bytes", allowed);
                 SandboxError::Creation { reason: format!("{level}: {told}") }
@@ -295,7 +296,7 @@ impl Container {
         })
     }
 
-    /// runc writes the file when the sleeper runs, runsc before it does.
+    /// Returns true if the sleeper runs. Then runc has written the pid file; runsc writes it before, so it is asked.
     async fn is_running(&self) -> bool {
         if self.made.level != Level::Gvisor {
             return true;
@@ -305,7 +306,7 @@ impl Container {
         state.get("status").and_then(|status| status.as_str()) == Some("running")
     }
 
-    /// Sees to it that commands can have cgroups below the container's.
+    /// Makes sure that commands can have cgroups below the container's.
     fn settle_groups(&self, hierarchy: &Hierarchy) -> Result<(), SandboxError> {
         if self.made.level == Level::Gvisor {
             return Ok(());
@@ -322,7 +323,7 @@ impl Container {
             return Err(OciProblem { problem, hint }.at(self.made.level));
         }
         if hierarchy.kind() == Kind::V2 {
-            // There, only groups without processes may have limited children.
+            // On cgroup v2, only a cgroup without processes may have limited children.
             for folder in folders {
                 let inner = folder.join("sleeper");
                 let moved = fs::create_dir(&inner).and_then(|()| fs::write(inner.join("cgroup.procs"), pid.trim()));
@@ -336,7 +337,7 @@ impl Container {
         &self.made
     }
 
-    /// How long nothing has run in it; nothing while something does.
+    /// Returns the time of its last use; `None` while a command runs.
     pub(super) fn idle_since(&self) -> Option<Instant> {
         let is_idle = self.running.load(Ordering::Acquire) == 0;
         is_idle.then(|| *self.used_at.lock().unwrap_or_else(PoisonError::into_inner))
@@ -354,7 +355,7 @@ impl Container {
         }
     }
 
-    /// Whether it has ended, even if nobody was told yet.
+    /// Returns true if it has ended, even if the runtime has not reported that yet.
     pub(super) fn is_gone(&self) -> bool {
         if self.gone.is_cancelled() || self.stop.is_cancelled() {
             return true;
@@ -364,12 +365,12 @@ impl Container {
         pid.is_empty() || !is_of_living(&stat)
     }
 
-    /// Whether what it hides and protects is still the same on the machine.
+    /// Returns true if every masked path is still the same file on the host.
     pub(super) fn is_intact(&self) -> bool {
         are_unchanged(&self.dir.masked)
     }
 
-    /// Ends everything in it and takes it away.
+    /// Ends all processes in it and removes it.
     pub(super) async fn end(self: Arc<Self>) {
         self.stop.cancel();
         let runtime_task = self.runtime_task.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -379,7 +380,7 @@ impl Container {
         let _ = tokio::task::spawn_blocking(move || self.remove()).await;
     }
 
-    /// Kills what is left, and lets the runtime forget the container. Blocks.
+    /// Kills the remaining processes, and makes the runtime delete the container. Blocks.
     fn remove(&self) {
         if self.is_removed.swap(true, Ordering::AcqRel) {
             return;
@@ -407,11 +408,11 @@ impl Container {
     }
 }
 
-/// Whether what `/proc` says of a process says that it lives. One that ends as the first of its namespace is there until all others are
-/// gone, and looks alive but for a flag.
+/// Returns true if a line of `/proc/PID/stat` shows a living process. The first process of a namespace exists until all
+/// others have ended, and only a flag shows that it is ending.
 fn is_of_living(stat: &str) -> bool {
     const ENDING: u64 = 0x4;
-    // The name comes before, in parentheses, and may contain anything.
+    // The name comes before, in parentheses, and may contain any character.
     let Some((_, after_name)) = stat.rsplit_once(')') else { return false };
     let mut fields = after_name.split_whitespace();
     let is_zombie = fields.next().is_none_or(|state| matches!(state, "Z" | "X"));
@@ -419,7 +420,7 @@ fn is_of_living(stat: &str) -> bool {
     !is_zombie && flags.is_some_and(|flags| flags & ENDING == 0)
 }
 
-/// Makes room in a container's groups for what is always there, and a group for it if it needs one.
+/// Raises the limits of a container's cgroups for its permanent processes. For gVisor, also makes a cgroup for them.
 fn raise_for_runtime(parent: &Arc<CgroupParent>, level: Level) -> io::Result<(RaisedLimits, Option<Group>)> {
     if level == Level::Gvisor {
         let raised = parent.raise(Overhead { memory_bytes: SENTRY_BYTES, processes: 0 })?;
@@ -428,7 +429,7 @@ fn raise_for_runtime(parent: &Arc<CgroupParent>, level: Level) -> io::Result<(Ra
     Ok((parent.raise(Overhead { memory_bytes: 0, processes: SLEEPER_PROCESSES })?, None))
 }
 
-/// What sees to each limit here.
+/// Returns the enforcer of each limit at this level.
 pub(crate) fn enforcement(level: Level, hierarchy: &Hierarchy) -> Vec<Enforcement> {
     let kernel = |controller| if hierarchy.can(controller) { Enforcer::Kernel } else { Enforcer::Nobody };
     let processes = if level == Level::Gvisor { Enforcer::Nobody } else { kernel(Controller::Pids) };
@@ -437,7 +438,7 @@ pub(crate) fn enforcement(level: Level, hierarchy: &Hierarchy) -> Vec<Enforcemen
         ("memory_bytes", kernel(Controller::Memory)),
         ("processes", processes),
         ("open_files", Enforcer::KernelPerProcess),
-        // Private folders hold no more than this; a watcher counts what comes into the workspace.
+        // Private folders are limited to this size; a watcher counts what is written to the workspace.
         ("disk_bytes", Enforcer::Watcher),
         ("disk_files", Enforcer::Watcher),
         ("output_bytes", Enforcer::Executor),
@@ -445,8 +446,8 @@ pub(crate) fn enforcement(level: Level, hierarchy: &Hierarchy) -> Vec<Enforcemen
     by.map(|(limit, by)| Enforcement { limit, by }).into()
 }
 
-/// The path by which a runtime finds the group: where all controllers are together, from their mount; and where each may have the
-/// executor at another place, from there.
+/// Returns the path by which a runtime finds the group. On cgroup v2 it begins at the mount point. On v1 the executor
+/// may be in another cgroup for each controller, so it begins there.
 fn groups_path(group: &Group, hierarchy: &Hierarchy) -> Option<PathBuf> {
     let folder = group.folders().first()?;
     if hierarchy.kind() == Kind::V2 {
@@ -456,7 +457,7 @@ fn groups_path(group: &Group, hierarchy: &Hierarchy) -> Option<PathBuf> {
     path_from_executor(group, hierarchy).map(Path::to_owned)
 }
 
-/// Where the file system of a folder is mounted.
+/// Returns the mount point of a folder's file system.
 fn mount_point(folder: &Path) -> &Path {
     let device = |path: &Path| fs::metadata(path).map(|found| found.dev()).ok();
     folder.ancestors().take_while(|above| device(above) == device(folder)).last().unwrap_or(folder)
@@ -470,7 +471,7 @@ pub(super) fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
 
-/// Makes a site where nobody else has to wait for it.
+/// Makes the folder of a container on a blocking thread.
 pub(super) async fn make_dir(
     setup: Arc<ContainerSetup>,
     id: String,

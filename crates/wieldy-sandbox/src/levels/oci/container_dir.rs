@@ -1,4 +1,5 @@
-//! The folder of a container on the host: its planned file tree, bundle and placeholders, made before the runtime is called and removed afterwards.
+//! The folder of a container on the host: its planned file tree, bundle and placeholders. It is made before the runtime
+//! is called and removed afterwards.
 
 use std::fs;
 use std::io;
@@ -21,18 +22,18 @@ use crate::view::plan::{HostFacts, Step, program_folders, protected};
 use crate::view::plan_cache;
 use crate::view::planner::{Request, plan};
 
-/// The file in a container's folder that says what is held for it.
+/// The file in a container's folder that lists its placeholders.
 const NOTE: &str = "held.json";
 
-/// What containers of a driver have in common.
+/// The settings that all containers of a driver share.
 pub(super) struct ContainerSetup {
     pub(super) level: Level,
     pub(super) home: StateDir,
-    /// Another system than the machine's.
+    /// The root file system of an image, if programs do not get the machine's own system.
     pub(super) image: Option<PathBuf>,
-    /// Where the executor keeps its own files.
+    /// The folder of the executor's own files.
     pub(super) state: PathBuf,
-    /// The home folder of whoever runs the executor.
+    /// The home folder of the user who runs the executor.
     pub(super) user_home: Option<PathBuf>,
 }
 
@@ -43,7 +44,7 @@ pub(super) struct ContainerDir {
     pub(super) tree: Tree,
     pub(super) steps: Vec<Step>,
     pub(super) environment: Vec<(&'static str, String)>,
-    /// What is hidden or protected, and which file each was before it was.
+    /// The masked paths, each with the file that it was before.
     pub(super) masked: Vec<MaskedPath>,
     _held: HeldPlaceholders,
 }
@@ -66,7 +67,7 @@ impl ContainerDir {
         let held = HeldPlaceholders::take(&protected(&planned.steps), &missing)
             .map_err(|error| creation(format!("holding a place for protection: {error}")))?;
         let steps = match &setup.image {
-            // What is hidden in it would be seen there.
+            // Masked paths of the workspace would be visible through the root.
             Some(image) if workspace.starts_with(image) => {
                 let image = image.display();
                 return Err(creation(format!("the workspace lies in the root `{image}`; give programs another root")));
@@ -82,14 +83,14 @@ impl ContainerDir {
         })?;
         let environment = planned.environment;
         let dir = Self { setup, id: id.to_owned(), tree, steps, environment, masked, _held: held };
-        // What is to be taken away should nobody be left to do it.
+        // A list of the placeholders to remove if this executor dies.
         let noted = serde_json::to_vec(&missing).map_err(io::Error::from);
         let noted = noted.and_then(|note| fs::write(dir.folder().join(NOTE), note));
         noted.map_err(|error| creation(format!("noting what is held: {error}")))?;
         Ok(dir)
     }
 
-    /// The container's own folder.
+    /// Returns the container's own folder.
     pub(super) fn folder(&self) -> PathBuf {
         self.setup.home.container(&self.id)
     }
@@ -97,25 +98,25 @@ impl ContainerDir {
 
 impl Drop for ContainerDir {
     fn drop(&mut self) {
-        // What is lent is mounted elsewhere, so there is nothing in here but our own files.
+        // Granted paths are mounted elsewhere, so this folder holds only our own files.
         let _ = fs::remove_dir_all(self.folder());
     }
 }
 
-/// What is held on the machine for a container, parents first. The last one to let go of a place that was made only to be mounted on takes
-/// it away if it is as it was.
+/// The paths on the host that are locked for a container, parents first. The last container to release a placeholder
+/// removes it, if it is unchanged.
 struct HeldPlaceholders(Vec<PathBuf>);
 
-/// All that containers of this process hold. Other executors see by its locks what is needed.
+/// The paths that containers of this process need. Other executors see that by the locks on them.
 static HELD: LazyLock<Mutex<Placeholders>> = LazyLock::new(Mutex::default);
 
 impl HeldPlaceholders {
-    /// Holds what is protected, and makes what is missing.
+    /// Locks the protected paths, and makes the missing placeholders.
     fn take(protected: &[PathBuf], missing: &[Placeholder]) -> io::Result<Self> {
         let mut taken = Self(Vec::new());
         let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
         let result = held.hold(protected, missing, &mut taken.0);
-        // Dropping `taken` locks it, too.
+        // Dropping `taken` locks `HELD`, too.
         drop(held);
         result.map(|()| taken)
     }
@@ -128,15 +129,16 @@ impl Drop for HeldPlaceholders {
     }
 }
 
-/// Takes away what a dead executor held for the container in this folder, and nobody else does.
+/// Removes the placeholders that a dead executor made for the container in this folder, unless another executor needs
+/// them.
 fn release_placeholders(container: &Path) {
     let note = fs::read(container.join(NOTE)).unwrap_or_default();
     let mut made: Vec<Placeholder> = serde_json::from_slice(&note).unwrap_or_default();
     made.retain(|place| fs::symlink_metadata(&place.path).is_ok());
     made.sort_by(|one, other| one.path.cmp(&other.path));
-    // Each by itself: where one was, people may have made something of their own.
+    // One at a time: a user may have replaced one by a file of their own, which must not stop the others.
     let mut held: Vec<_> = made.into_iter().filter_map(|place| HeldPlaceholders::take(&[], &[place]).ok()).collect();
-    // What is in others goes before those.
+    // Inner placeholders are removed before the folders that they are in.
     while held.pop().is_some() {}
 }
 
@@ -152,7 +154,7 @@ pub(super) fn forget_containers(home: &Path, program: Option<&Path>) {
             delete.arg("--root").arg(&runtime).args(["delete", "--force"]).arg(&id);
             let _ = delete.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
         }
-        // Only empty groups can be removed, so none that is in use.
+        // Only empty cgroups can be removed, so none that is in use.
         groups.iter().flat_map(|(_, group)| above(group)).for_each(|group| drop(fs::remove_dir(group)));
     }
 }

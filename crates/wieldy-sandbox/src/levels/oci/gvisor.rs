@@ -1,7 +1,7 @@
-//! Commands in gVisor, whose processes the host's kernel does not see.
+//! Runs commands in gVisor, whose processes the host's kernel does not see.
 //!
-//! One command at a time runs in the container itself, after which every process of the agent's account in it is killed. The others run in
-//! containers of their own inside the same sandbox.
+//! One command at a time runs in the container itself, and then every process of the agent's account in it is killed.
+//! The others run in containers of their own inside the same sandbox.
 
 use std::fs;
 use std::io;
@@ -29,7 +29,7 @@ use crate::supervise::run::{RunOutcome, ended};
 use crate::supervise::supervisor::WATCH_EVERY;
 use crate::supervise::watch::Watch;
 
-/// How often what is left in a gVisor container is killed before the container itself is.
+/// Maximum number of times that leftover processes in a gVisor container are killed, before the sandbox itself is.
 const KILLS_MAX: usize = 10;
 
 impl Container {
@@ -46,13 +46,13 @@ impl Container {
             (Err(_), _) => self.run_beside(call).await?,
         };
         let mut used = group.used(&meter);
-        // Not all kernels count it for groups.
+        // Not all kernels count written bytes for cgroups.
         let written = written_bytes(group).saturating_sub(written_before);
         used.bytes_written = Some(written.max(used.bytes_written.unwrap_or(0)));
         Ok((outcome, used))
     }
 
-    /// Runs a command that the sandbox itself is asked to start.
+    /// Runs a command through the sandbox's control socket.
     async fn run_by_control(&self, control: &Control, call: &Call<'_>) -> Result<RunOutcome, SandboxError> {
         let Call { command: Command { program, stdin, terminal, .. }, confinement, .. } = *call;
         let no_ends = |error: io::Error| SandboxError::Creation { reason: format!("cannot make its streams: {error}") };
@@ -69,7 +69,8 @@ impl Container {
             Err(ControlError::Rejected(told)) => return Err(not_started(self.made.level, program, &told)),
             Err(ControlError::Lost(error)) => return Err(self.lose(program, &error).await),
         };
-        // That nobody else writes any more is nothing to wake up for; but that nobody reads any more is.
+        // Our copies of the command's ends stay open until it has ended, so that an early end of its output does not
+        // wake us.
         let [_, _stdout, _stderr] = streams;
         let over = async {
             tokio::select! {
@@ -88,7 +89,8 @@ impl Container {
         }
     }
 
-    /// Waits until a command has ended, or has had its grace time after it was told to, and nothing is left of it.
+    /// Waits until a command has ended, or until its grace time after a stop is over. Then kills its leftover
+    /// processes.
     async fn wait_for_end(
         &self,
         control: &Control,
@@ -98,7 +100,7 @@ impl Container {
     ) -> io::Result<Ended> {
         let ending = control.status_of(pid);
         let passing_on = async {
-            // The terminal is the machine's, and knows nobody in there.
+            // The terminal belongs to the host's kernel, which does not know the processes in gVisor.
             while let Some(typed) = &mut typed
                 && let Some(signal) = typed.recv().await
             {
@@ -121,19 +123,19 @@ impl Container {
         match status {
             Some(Ok(status)) => Ok(ended(status)),
             Some(Err(silence)) => Err(io::Error::other(silence)),
-            // It was killed with the rest.
+            // It was killed with its leftover processes.
             None => Ok(Ended::Signal(libc::SIGKILL)),
         }
     }
 
-    /// Ends the sandbox, of which nobody can tell what it does.
+    /// Ends the sandbox, since its state is unknown.
     async fn lose(&self, program: &str, error: &io::Error) -> SandboxError {
         self.stop.cancel();
         self.gone.cancelled().await;
         SandboxError::Crashed { reason: format!("{}: `{program}` was lost: {error}", self.made.level) }
     }
 
-    /// Runs a command by the runtime's program.
+    /// Runs a command by a call of `runsc`.
     async fn run_by_program(&self, call: &Call<'_>) -> Result<Result<RunOutcome, SandboxError>, SandboxError> {
         let words = self.exec_words(call, &[]).map_err(|error| self.failed(&error))?;
         let process = self.process(call).await?;
@@ -148,7 +150,7 @@ impl Container {
         let id = format!("{}-{}", self.made.id.0, call.number);
         let dir = make_dir(Arc::clone(&self.dir.setup), id.clone(), call.confinement.clone()).await?;
         let annotations = self.annotations("container");
-        // It lives in the sandbox, and so in its network.
+        // It is in the sandbox, and so in its network.
         let (level, network) = (self.made.level, &self.network);
         let frame = Frame { level, network, joined: None, groups: None, annotations };
         let config = dir.tree.config(&call.doing, &frame).map_err(io::Error::other).map_err(failed)?;
@@ -167,8 +169,9 @@ impl Container {
         Ok(outcome)
     }
 
-    /// Runs a runtime that does not pass signals on: who stops the command tells it by `telling`, and the runtime is killed after the grace
-    /// time. Says until when others may go on, if the command was stopped.
+    /// Runs a runtime that does not pass signals on: `telling` signals a stop to the command, and the runtime is killed
+    /// after the grace time. If the command was stopped, also returns the end of the grace time, until which its other
+    /// processes may run.
     async fn run_process(
         &self,
         process: HostProcess,
@@ -182,7 +185,7 @@ impl Container {
                 process.run(&self.runtime.program, words, call.command, Duration::ZERO, call.output, &kill).await;
             done.cancel();
             if let Ok(outcome) = &mut outcome {
-                // Whatever ended the runtime that had to be killed, its command is killed.
+                // If the runtime had to be killed, its command was killed as well.
                 let killed = Ended::Signal(libc::SIGKILL);
                 outcome.ended = if kill.is_cancelled() { killed } else { runtime::ended(outcome.ended) };
             }
@@ -203,13 +206,14 @@ impl Container {
         tokio::join!(running, stopping)
     }
 
-    /// Signals every process of the agent in the container itself. Who is stopped hears it only if told to go on.
+    /// Signals every process of the agent in the container itself. A stopped process handles a signal only after
+    /// SIGCONT.
     async fn signal_agent(&self, signals: &[&str]) {
         let kill: Vec<String> = signals.iter().map(|signal| format!("kill -s {signal} -- -1")).collect();
         let kill = kill.join("; ");
         match &self.control {
             Some(control) => {
-                // One by one they could be more by each round.
+                // One `kill -1` inside: signalled one by one, they could fork faster.
                 let doing = Doing {
                     words: vec!["sh".into(), "-c".into(), kill],
                     environment: vec![PATH.into()],
@@ -227,7 +231,8 @@ impl Container {
         }
     }
 
-    /// Kills what a command has left, at this time if there is one and else at once; should that fail, the whole sandbox.
+    /// Kills the processes that a command has left, at the deadline if there is one. If that fails, ends the whole
+    /// sandbox.
     async fn clear_lane(&self, deadline: Option<Instant>) {
         let mut kills = 0;
         while kills < KILLS_MAX && !self.gone.is_cancelled() {
@@ -247,7 +252,7 @@ impl Container {
         self.gone.cancelled().await;
     }
 
-    /// Whether no process of the agent is left in the container itself.
+    /// Returns true if no process of the agent is left in the container itself.
     async fn is_clear(&self) -> io::Result<bool> {
         match &self.control {
             Some(control) => control.is_clear_of(AGENT).await.map_err(io::Error::other),
@@ -256,7 +261,8 @@ impl Container {
     }
 }
 
-/// What gVisor's own processes have written to disks so far: they do it for those in the sandbox.
+/// Returns the bytes that gVisor's own processes have written to disks so far, on behalf of the processes in the
+/// sandbox.
 fn written_bytes(group: &Group) -> u64 {
     let of = |pid: Pid| {
         let figures = fs::read_to_string(Path::new("/proc").join(pid.as_raw_pid().to_string()).join("io")).ok()?;
@@ -265,7 +271,7 @@ fn written_bytes(group: &Group) -> u64 {
     processes(group).into_iter().filter_map(of).sum()
 }
 
-/// Looks at what comes into a workspace from now on, until that is too much.
+/// Watches a workspace from now on, until writes to it exceed a limit.
 fn watch(workspace: &Path, limits: &ResourceLimits) -> impl Future<Output = (Limit, u64)> + use<> {
     let ResourceLimits { disk_bytes, disk_files, .. } = *limits;
     let mut watch = Watch::new(&RunLimits { disk_bytes, disk_files, ..RunLimits::default() }, workspace, &[]);
@@ -283,7 +289,8 @@ fn watch(workspace: &Path, limits: &ResourceLimits) -> impl Future<Output = (Lim
     }
 }
 
-/// The processes of the agent's account in what `runsc ps` lists: in each line the account comes first, and then the number.
+/// Returns the agent's processes in the output of `runsc ps`: each line begins with the account, and then the process
+/// id.
 fn of_agent(listed: &[u8]) -> Vec<String> {
     let listed = String::from_utf8_lossy(listed);
     let lines = listed.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());

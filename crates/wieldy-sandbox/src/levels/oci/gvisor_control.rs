@@ -1,12 +1,13 @@
-//! The control socket of a gVisor sandbox: where `runsc` itself asks for a process to be started, how it ended and who is there, asked
-//! without starting `runsc`, which takes longer than most commands.
+//! Starts, signals, lists and waits for processes in a gVisor sandbox through its control socket, as `runsc` itself
+//! does. To start `runsc` for that would take longer than most commands.
 //!
-//! What a sandbox listens to is no promise of gVisor's. So each sandbox is tried once, when it stands, by a process that looks at itself
-//! ([`Control::of`]). Where that does not come out as it should, the program `runsc` is called for everything: a slower way to the same end.
-//! A sandbox that was found to answer and then does not is not asked in another way, but ended by whoever asked.
+//! gVisor does not promise to keep this protocol. So each sandbox is tested once after its start, by a process that
+//! inspects itself ([`Control::of`]). If the test fails, the program `runsc` is called for everything, which is slower.
+//! A sandbox that passed the test and later does not answer is ended by the caller; no other way is tried.
 //!
-//! At the other end is gVisor's kernel, which may be in the hands of a program that has broken it: an answer has its time and its length, a
-//! connection on which something went wrong or was not waited for is never used again, and nothing is handed over but a command's streams.
+//! The peer is gVisor's kernel, which may be controlled by a program that has broken out into it. So an answer is
+//! limited in time and size, a connection is never used again after an error or an abandoned request, and no
+//! descriptors are passed but a command's streams.
 
 use std::fs;
 use std::io::{self, IoSlice};
@@ -33,35 +34,35 @@ use super::idmap::AGENT;
 use crate::supervise::socket::is_silent;
 use crate::sys;
 
-/// How long an answer may take, but for how a process ended.
+/// Longest wait for an answer, except for the end of a process.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long it may be: as long as a list of as many processes as gVisor has numbers for.
+/// Maximum size of an answer: a list of as many processes as gVisor has process ids.
 const ANSWER_BYTES_MAX: usize = 8 << 20;
 
-/// How much of a sandbox's own words is passed on.
+/// Maximum number of bytes of a sandbox's error message that are passed on.
 const WORDS_BYTES_MAX: usize = 4096;
 
-/// How often we look for room in a socket that is full.
+/// The interval between attempts to write to a full socket.
 const ROOM_EVERY: Duration = Duration::from_millis(1);
 
-/// A sandbox that answers.
+/// A client of the control socket of a sandbox.
 pub(super) struct Control {
     sandbox: String,
     address: SocketAddrUnix,
-    /// What the address leads through, where it is a path.
+    /// The socket file to which the address leads, if it is no abstract name.
     _place: Option<OwnedFd>,
-    /// A connection on which every question was answered.
+    /// An idle connection, on which every request was answered.
     idle: Mutex<Option<Line>>,
 }
 
-/// Why there is no answer.
+/// The reason why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ControlError {
-    /// There is one: that it cannot be, in the sandbox's own words.
+    /// The sandbox answered with this error message.
     #[error("{0}")]
     Rejected(String),
-    /// None came, or none that is one.
+    /// No valid answer came.
     #[error(transparent)]
     Lost(#[from] io::Error),
 }
@@ -74,8 +75,8 @@ struct Process {
 }
 
 impl Control {
-    /// The control socket of a sandbox of the runtime with this root, if it does what we ask: runs a process that must find out that it is
-    /// the agent, may do nothing, and has the words and the environment that it was given.
+    /// Returns the control socket of a sandbox of the runtime with this root, if it passes a test: a process must find
+    /// that it runs as the agent, has no capabilities, and got its arguments, environment and folder.
     pub(super) async fn of(sandbox: &str, root: &Path) -> Option<Self> {
         const CODE: i32 = 42;
         let none = "0000000000000000";
@@ -100,7 +101,7 @@ impl Control {
         trial.await.ok().filter(|is_as_asked| *is_as_asked).map(|_| control)
     }
 
-    /// Newer versions of gVisor have a file for a socket.
+    /// Connects to the abstract socket of a sandbox, or to the socket file of newer versions of gVisor.
     fn at(sandbox: &str, root: &Path) -> io::Result<Self> {
         let control = |address, place| {
             let control = Self { sandbox: sandbox.to_owned(), address, _place: place, idle: Mutex::default() };
@@ -111,7 +112,7 @@ impl Control {
         let name = format!("runsc-sandbox.{sandbox}\0");
         let nameless = SocketAddrUnix::new_abstract_name(name.as_bytes()).map_err(io::Error::from);
         nameless.and_then(|address| control(address, None)).or_else(|_: io::Error| {
-            // A path as short as an address must be.
+            // A path that is short enough for a socket address.
             let path = root.join(format!("runsc-{sandbox}.sock"));
             let place = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
             let address = SocketAddrUnix::new(format!("/proc/self/fd/{}", place.as_raw_fd()))?;
@@ -120,11 +121,11 @@ impl Control {
     }
 
     fn connect(&self) -> io::Result<Line> {
-        // Not waited for: who listens has room for those who come.
+        // Does not wait: the backlog of the listener is large enough.
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         rustix::net::connect(&socket, &self.address)?;
-        // Anybody could have taken a name that is free; but only we put processes into the sandbox's cgroup.
+        // Any process could have bound a free name, but only we put processes into the sandbox's cgroup.
         let peer = rustix::net::sockopt::socket_peercred(&socket)?.pid.as_raw_pid();
         let groups = fs::read_to_string(format!("/proc/{peer}/cgroup"))?;
         if !groups.split(['/', '\n']).any(|part| part == self.sandbox) {
@@ -137,7 +138,7 @@ impl Control {
         *self.idle.lock().unwrap_or_else(PoisonError::into_inner) = Some(line);
     }
 
-    /// Starts a process with these streams, and says by which number [`Control::status_of`] knows it.
+    /// Starts a process with these streams. Returns its id for [`Control::status_of`].
     pub(super) async fn start(&self, doing: &Doing<'_>, streams: [BorrowedFd<'_>; 3]) -> Result<i32, ControlError> {
         let Doing { words, environment, folder, user, has_terminal, .. } = doing;
         let order = json!({
@@ -150,19 +151,19 @@ impl Control {
             "Capabilities": {"PermittedCaps": 0, "InheritableCaps": 0, "EffectiveCaps": 0, "BoundingCaps": 0, "AmbientCaps": 0},
             "StdioIsPty": has_terminal,
             "ContainerID": self.sandbox,
-            // Known to newer versions only, which want to be told.
+            // Only newer versions know this field, and they need it.
             "NoNewPrivileges": true,
             "GuestFDs": [0, 1, 2],
         });
         within_patience(self.ask("ExecuteAsync", &order, &streams)).await
     }
 
-    /// Waits until a process that was started here has ended, and says how, as `wait` does.
+    /// Waits until a process that was started here has ended. Returns its status as `wait` does.
     pub(super) async fn status_of(&self, pid: i32) -> Result<i32, ControlError> {
         self.ask("WaitPID", &json!({"PID": pid, "CID": self.sandbox}), &[]).await
     }
 
-    /// Signals whoever is in the foreground of the terminal of a process that was started here.
+    /// Signals the foreground process group on the terminal of a process that was started here.
     pub(super) async fn signal_foreground(&self, pid: i32, signal: Signal) -> Result<(), ControlError> {
         const FOREGROUND: u32 = 2;
         let about = json!({"CID": self.sandbox, "PID": pid, "Signo": signal.as_raw(), "Mode": FOREGROUND});
@@ -170,17 +171,17 @@ impl Control {
         within_patience(asking).await.map(drop)
     }
 
-    /// Runs something short whose input and output do not matter.
+    /// Runs a short process whose input and output do not matter. Returns its status.
     pub(super) async fn run(&self, doing: &Doing<'_>) -> Result<i32, ControlError> {
         let nothing = fs::File::options().read(true).write(true).open("/dev/null")?;
         let pid = self.start(doing, [nothing.as_fd(); 3]).await?;
         within_patience(self.status_of(pid)).await
     }
 
-    /// Whether nobody of this account lives in the first container of the sandbox.
+    /// Returns true if no process of this account is in the first container of the sandbox.
     pub(super) async fn is_clear_of(&self, account: u32) -> Result<bool, ControlError> {
         let processes: Vec<Process> = within_patience(self.ask("Processes", &json!(self.sandbox), &[])).await?;
-        // The sleeper is always there: who does not know it speaks of something else.
+        // The sleeper always exists, so a list without it is not of this container.
         if processes.iter().all(|process| process.pid != 1) {
             return Err(invalid("a list without the first process").into());
         }
@@ -194,7 +195,7 @@ impl Control {
         streams: &[BorrowedFd<'_>],
     ) -> Result<T, ControlError> {
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).take();
-        // Whatever was said unasked is no answer to anything.
+        // A connection that sent bytes without a request is not used again.
         let line = idle.filter(|line| is_silent(line.0.get_ref())).map_or_else(|| self.connect(), Ok)?;
         let question = json!({"method": format!("containerManager.{method}"), "arg": about}).to_string();
         line.put(question.as_bytes(), streams).await?;
@@ -218,7 +219,7 @@ struct Answer<T> {
     result: Option<T>,
 }
 
-/// A connection: one question after the other, each with its answer before the next.
+/// A connection with one request at a time.
 struct Line(AsyncFd<OwnedFd>);
 
 impl Line {
@@ -241,7 +242,7 @@ impl Line {
         Ok(())
     }
 
-    /// The answer is an object without anything after it.
+    /// Reads an answer: one JSON object without anything after it.
     async fn answer<T: DeserializeOwned>(&self) -> io::Result<T> {
         const PART_BYTES: usize = 64 << 10;
         let (mut text, mut depth) = (Vec::new(), Depth::default());
@@ -266,7 +267,7 @@ impl Line {
     }
 }
 
-/// How deep inside an object a text is: so an answer is looked through once, in however many parts it comes.
+/// The nesting depth in a JSON text, so that an answer which comes in many parts is scanned only once.
 #[derive(Default)]
 struct Depth {
     open: usize,
@@ -275,7 +276,7 @@ struct Depth {
 }
 
 impl Depth {
-    /// Whether this is the last byte of the object, or none of an object.
+    /// Returns true if this byte ends the object, or is outside of any object.
     fn ends_with(&mut self, byte: u8) -> bool {
         match byte {
             _ if self.is_escaped => self.is_escaped = false,
@@ -307,7 +308,7 @@ mod tests {
 
     use super::*;
 
-    /// A control socket with ourselves at the other end.
+    /// Returns a control socket, and the other end of its connection.
     fn stand_in() -> (Control, UnixStream) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let control = Control {
@@ -319,16 +320,16 @@ mod tests {
         (control, theirs)
     }
 
-    /// Takes a question and gives this answer.
+    /// Receives a request and sends this answer.
     fn answer(theirs: &mut UnixStream, answer: &[u8]) -> Value {
         let mut question = vec![0; 10_000];
         let count = theirs.read(&mut question).unwrap();
-        // Who has heard enough does not wait for the rest.
+        // The client may hang up before it has read the whole answer.
         let _ = theirs.write_all(answer);
         serde_json::from_slice(&question[..count]).unwrap()
     }
 
-    /// What comes of asking who is there, if this is the answer; and whether the connection is used again.
+    /// Returns the result of `is_clear_of` for this answer, and true if the connection is used again.
     async fn is_clear(text: impl Into<Vec<u8>>) -> (Result<bool, String>, bool) {
         let (control, mut theirs) = stand_in();
         let text = text.into();
@@ -399,7 +400,7 @@ mod tests {
     async fn what_is_said_unasked_is_no_answer() {
         let (control, mut theirs) = stand_in();
         theirs.write_all(br#"{"success":true,"err":"","result":[{"uid":5,"pid":1}]}"#).unwrap();
-        // Somebody else is asked instead, and there is nobody.
+        // A new connection is tried, but no socket is at this address.
         let clear = control.is_clear_of(7).await;
         assert!(
             matches!(&clear, Err(ControlError::Lost(error)) if error.kind() == io::ErrorKind::NotFound),

@@ -1,11 +1,13 @@
-//! Who the processes of a container are, and how they come to own the workspace.
+//! Id-mapped mounts that exchange the owner of the workspace and the account of a container's processes.
 //!
-//! Containers have no user namespace: not every runtime can give one mounts that show files under another owner. Their processes are
-//! an account of the machine that exists nowhere and owns nothing, the same number inside and outside. The workspace, and whatever else
-//! was granted, is handed to the runtime as a mount in which that account and the owner of the files are exchanged: the agent finds
-//! the owner's files to be its own, and what it makes belongs to the owner. Everybody else's files stay everybody else's.
+//! Containers have no user namespace: not every runtime supports id-mapped mounts in one. Their processes run as an
+//! account that exists nowhere on the machine and owns nothing, with the same number inside and outside. The runtime
+//! gets the workspace, and everything else that was granted, as a mount that exchanges this account and the owner of
+//! the files: the agent sees the owner's files as its own, and files that it makes belong to the owner. Files of all
+//! other users keep their owner.
 //!
-//! The workspace's owner itself is not taken as the account since that is often root, and no process in a container is ever root.
+//! The owner of the workspace is not used as the account itself: it is often root, and no process in a container is
+//! ever root.
 
 use std::fs;
 use std::io;
@@ -20,19 +22,21 @@ use rustix::process::{self, Signal};
 use crate::state_dir::give_back;
 use crate::sys::{self, MountChange};
 
-/// The account of a container's processes, user and group: so high that no system hands it out.
+/// The account of a container's processes, user and group: so high that no system assigns it.
 pub(super) const AGENT: u32 = 2_000_000_000;
 
-/// The account of the process that only keeps a container there: another one, so that nobody inside can end it.
+/// The account of the sleeper, which only keeps a container alive. It is another one, so that no command can kill the
+/// sleeper.
 pub(super) const SLEEPER: u32 = 2_000_000_001;
 
-/// A mount of something that was granted, to hand to a runtime. It is there until it is dropped; containers made meanwhile keep it.
+/// An id-mapped mount of a granted path, for a runtime. It is removed when this is dropped; containers that mounted it
+/// keep it.
 pub(super) struct IdmappedMount {
     path: PathBuf,
 }
 
 impl IdmappedMount {
-    /// Mounts `source` at `path`, which must not exist, such that its owner's files are the agent's.
+    /// Mounts `source` at `path`, which must not exist, so that its owner's files appear as the agent's.
     pub(super) fn new(source: &Path, path: PathBuf) -> io::Result<Self> {
         let told = |error: io::Error| io::Error::new(error.kind(), format!("`{}`: {error}", source.display()));
         let owner = fs::metadata(source).map_err(told)?;
@@ -43,7 +47,7 @@ impl IdmappedMount {
         let mount = if sys::change_mount(whole.as_fd(), true, change).is_ok() {
             whole
         } else {
-            // Something is mounted below it that cannot be shown so; without that, then.
+            // A mount below it does not support id maps, so mount it without those below.
             let single = open_tree(CWD, source, flags).map_err(|error| told(error.into()))?;
             let change = MountChange { owners: Some(exchange.as_fd()), ..MountChange::default() };
             sys::change_mount(single.as_fd(), false, change).map_err(|error| {
@@ -70,11 +74,11 @@ impl Drop for IdmappedMount {
     }
 }
 
-/// A user namespace that exchanges the owner of files and the agent, and leaves all others as they are.
+/// Makes a user namespace that exchanges the owner of files and the agent, and keeps all other ids.
 fn exchange(uid: u32, gid: u32) -> io::Result<OwnedFd> {
     let Some(pid) = sys::fork(libc::CLONE_NEWUSER)? else {
         loop {
-            // Only there to be looked at, until it is killed.
+            // This process only holds the namespace until it is killed.
             rustix::event::pause();
         }
     };
@@ -87,10 +91,10 @@ fn exchange(uid: u32, gid: u32) -> io::Result<OwnedFd> {
     Ok(made?.into())
 }
 
-/// The map in which the owner and the agent are exchanged, in the kernel's words: on disk, as seen, how many.
+/// Returns the id map that exchanges the owner and the agent, in the kernel's format: id on disk, id as seen, count.
 fn map(owner: u32) -> String {
     let (low, high) = (owner.min(AGENT), owner.max(AGENT));
-    // The last number means nobody in particular and cannot be mapped.
+    // `u32::MAX` stands for no id and cannot be mapped.
     let ranges = [
         (0, 0, low),
         (low, high, 1),

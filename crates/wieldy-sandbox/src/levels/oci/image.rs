@@ -1,4 +1,4 @@
-//! The system that a container's programs come from: the host's own, or a folder with another one.
+//! Puts the root file system of an image into a mount plan, in place of the host's system folders.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use crate::view::plan::Step;
 use crate::view::system_paths::SYSTEM;
 
-/// Folders of an image that a sandbox has of its own.
+/// Folders that every sandbox has of its own, in place of the image's.
 const OWN: [&str; 5] = ["/dev", "/proc", "/run", "/sys", "/tmp"];
 
-/// The folder with another system as it is without links, if programs may see all of it.
+/// Returns the folder of a root file system with all links resolved, if programs may see everything in it.
 pub(super) fn checked(folder: &Path, state: &Path, home: Option<&Path>) -> io::Result<PathBuf> {
     let refused = |problem: String| {
         let told = format!("the root `{}` cannot be used: {problem}", folder.display());
@@ -32,25 +32,25 @@ pub(super) fn checked(folder: &Path, state: &Path, home: Option<&Path>) -> io::R
 /// Replaces the machine's system in a plan by the one in the folder `image`.
 pub(super) fn transplant(steps: Vec<Step>, image: &Path) -> io::Result<Vec<Step>> {
     let mut kept: Vec<Step> = steps.into_iter().filter(|step| !is_of_machine(step)).collect();
-    // Settings that say who the sandbox is can cover only what the image has.
+    // Identity files such as `/etc/passwd` need a file of the image to be mounted on, unless it lacks the folder, too.
     kept.retain(|step| match step {
         Step::File { path, .. } => {
             within(image, path).is_file() || !within(image, path.parent().unwrap_or(path)).is_dir()
         }
         _ => true,
     });
-    // A folder is wanted only for what is in it.
+    // A folder is needed only for the mounts in it.
     let wanted = kept.iter().filter(|step| !matches!(step, Step::Folder { .. }));
     let wanted: BTreeSet<PathBuf> = wanted.map(|step| step.path().to_owned()).collect();
     let mut shown = Vec::new();
     show(image, Path::new("/"), &wanted, &mut shown)?;
-    // What the image shows lies below everything else, as folders of the root.
+    // The image's own steps come right after the root, below all other mounts.
     let at = kept.iter().position(|step| step.path() != Path::new("/")).unwrap_or(kept.len());
     kept.splice(at..at, shown);
     Ok(kept)
 }
 
-/// Whether a step shows the machine's system or covers a part of it.
+/// Returns true if a step shows the host's system or masks a part of it.
 fn is_of_machine(step: &Step) -> bool {
     let is_system = SYSTEM.iter().any(|system| step.path().starts_with(system));
     match step {
@@ -64,7 +64,8 @@ fn within(image: &Path, path: &Path) -> PathBuf {
     image.join(path.strip_prefix("/").unwrap_or(path))
 }
 
-/// Shows what is in a folder of the image; a folder in which something must be mounted that it does not have is shown part by part.
+/// Adds steps that show the content of a folder of the image. A subfolder that lacks a mount point is shown entry by
+/// entry.
 fn show(image: &Path, folder: &Path, wanted: &BTreeSet<PathBuf>, shown: &mut Vec<Step>) -> io::Result<()> {
     let mut names: Vec<_> = fs::read_dir(within(image, folder))?.collect::<Result<Vec<_>, _>>()?;
     names.sort_by_key(fs::DirEntry::file_name);

@@ -1,4 +1,4 @@
-//! Looks from time to time for containers that nobody uses.
+//! Periodically ends containers that were idle for too long, and removes those that have ended.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use super::container::Container;
 use super::{Shared, lock};
 
 impl Shared {
-    /// Lets somebody look from time to time for containers that nobody uses.
+    /// Starts the task that looks for unused containers, unless it runs already.
     pub(super) fn employ_janitor(self: &Arc<Self>) {
         if self.has_janitor.set(()).is_err() {
             return;
@@ -25,7 +25,7 @@ impl Shared {
         });
     }
 
-    /// Takes those out of the books that nobody uses, or that are gone. One with others in it is in use.
+    /// Removes ended and unused containers from the pool and returns them. A container with others in it is in use.
     fn unused(&self, idle_max: Duration) -> Vec<Arc<Container>> {
         let is_stale = |one: &Container| one.idle_since().is_some_and(|since| since + idle_max < Instant::now());
         let outer: Vec<_> = lock(&self.kept).values().filter_map(|cell| cell.get()?.within.clone()).collect();

@@ -8,10 +8,10 @@ use ring::digest::{Context, SHA256, SHA512};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-/// How large an index, a manifest or the like may be.
+/// Maximum size of an index, a manifest or a configuration.
 const JSON_BYTES_MAX: u64 = 4 << 20;
 
-/// An index may name others, for several images and several architectures.
+/// Maximum nesting of indexes: one may name others, for several images and several architectures.
 const DEPTH_MAX: usize = 4;
 
 /// An image layout.
@@ -19,7 +19,7 @@ struct Layout<'a> {
     folder: &'a Path,
 }
 
-/// What names a part of a layout.
+/// A reference to a part of a layout.
 #[derive(Debug, Clone, Deserialize)]
 struct Descriptor {
     digest: String,
@@ -33,7 +33,7 @@ struct Platform {
     architecture: String,
 }
 
-/// An index or a manifest; what it is can be told by what it has.
+/// An index or a manifest, distinguished by their fields.
 #[derive(Debug, Deserialize)]
 struct Listing {
     manifests: Option<Vec<Descriptor>>,
@@ -48,10 +48,11 @@ struct Image {
     layers: Vec<Descriptor>,
 }
 
-/// Unpacks the image of a layout that is for this machine below `state`, once; says where.
+/// Unpacks the image of a layout for this machine below `state`, once. Returns its folder.
 ///
-/// An image is known by its manifest, which names all of it. The machine's `tar` takes the layers apart, each in an empty folder of its own,
-/// where a link of one layer cannot lead a file of the next astray. They are then laid over each other without following any link.
+/// An image is identified by its manifest, which names all its parts. The machine's `tar` unpacks each layer into an
+/// empty folder of its own, where a link of one layer cannot redirect a file of the next. The layers are then merged
+/// without following any link.
 pub(super) fn unpack(folder: &Path, state: &Path) -> io::Result<PathBuf> {
     let layout = Layout { folder };
     let image = layout.image()?;
@@ -67,13 +68,13 @@ pub(super) fn unpack(folder: &Path, state: &Path) -> io::Result<PathBuf> {
     let placed = unpacked.and_then(|whole| fs::rename(&whole, &place));
     fs::remove_dir_all(&work)?;
     match placed {
-        // Another executor was as fast.
+        // Another executor has unpacked it meanwhile.
         Err(_) if place.is_dir() => Ok(place),
         placed => placed.map(|()| place),
     }
 }
 
-/// What this machine runs, in the words of images.
+/// Returns the platform of this machine, in the terms of OCI images.
 fn of_this_machine() -> Platform {
     let architecture = match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -84,7 +85,7 @@ fn of_this_machine() -> Platform {
 }
 
 impl Layout<'_> {
-    /// The first image that is for this machine.
+    /// Returns the first image for this machine.
     fn image(&self) -> io::Result<Image> {
         if !self.folder.join("oci-layout").is_file() {
             return Err(self.invalid("it has no file `oci-layout`"));
@@ -106,7 +107,7 @@ impl Layout<'_> {
         }))
     }
 
-    /// The first image for this machine among these, and for what others are.
+    /// Returns the first image for this machine among these. Adds the platforms of the others to `others`.
     fn first_of(&self, listed: &[Descriptor], depth: usize, others: &mut Vec<String>) -> io::Result<Option<Image>> {
         for one in listed {
             if let Some(platform) = one.platform.as_ref().filter(|platform| **platform != of_this_machine()) {
@@ -133,7 +134,7 @@ impl Layout<'_> {
         Ok(None)
     }
 
-    /// Whether the image with this configuration is for this machine; if not, it is for another.
+    /// Returns true if the image with this configuration is for this machine. Adds another platform to `others`.
     fn is_for_this_machine(&self, config: &Descriptor, others: &mut Vec<String>) -> io::Result<bool> {
         let platform: Platform = self.read(config)?;
         let is_ours = platform == of_this_machine();
@@ -143,7 +144,7 @@ impl Layout<'_> {
         Ok(is_ours)
     }
 
-    /// Lays all layers over each other in a folder below `work`, which is made.
+    /// Merges all layers in a folder below `work`, which it makes.
     fn unpack_into(&self, image: &Image, work: &Path) -> io::Result<PathBuf> {
         let whole = work.join("whole");
         fs::create_dir_all(&whole)?;
@@ -158,7 +159,7 @@ impl Layout<'_> {
         Ok(whole)
     }
 
-    /// What a small blob says, if it is what its digest says.
+    /// Reads, verifies and parses a small blob.
     fn read<T: DeserializeOwned>(&self, descriptor: &Descriptor) -> io::Result<T> {
         let (blob, _) = self.open(descriptor)?;
         if blob.metadata()?.len() > JSON_BYTES_MAX {
@@ -185,7 +186,7 @@ impl Layout<'_> {
         Ok((blob, path))
     }
 
-    /// Reads a blob to its end, and says whether it is what its digest says.
+    /// Copies a blob to `to`, and fails if its digest or its size is wrong.
     fn check(&self, descriptor: &Descriptor, blob: &mut dyn Read, mut to: impl io::Write) -> io::Result<()> {
         let digest = &descriptor.digest;
         let kind = digest.split(':').next().unwrap_or_default();
@@ -226,7 +227,7 @@ fn take_apart(layer: &Path, folder: &Path) -> io::Result<()> {
     Err(io::Error::other(format!("`tar` could not unpack the layer `{}`: {said}", layer.display())))
 }
 
-/// Moves what is in one folder over what is in another, and removes what it says is gone.
+/// Moves the entries of `upper` to `lower`, and removes entries that its whiteout files name.
 fn lay_over(upper: &Path, lower: &Path) -> io::Result<()> {
     let is_folder = |path: &Path| fs::symlink_metadata(path).is_ok_and(|found| found.is_dir());
     let remove = |path: &Path| match fs::symlink_metadata(path) {
@@ -235,7 +236,7 @@ fn lay_over(upper: &Path, lower: &Path) -> io::Result<()> {
         Err(_) => Ok(()),
     };
     let mut entries: Vec<_> = fs::read_dir(upper)?.collect::<Result<Vec<_>, _>>()?;
-    // What is gone goes first: the same layer may put something else there.
+    // Whiteout files first: the same layer may put another file in the place of the removed one.
     entries.sort_by_key(|entry| !entry.file_name().to_string_lossy().starts_with(".wh."));
     for entry in entries {
         let name = entry.file_name().to_string_lossy().into_owned();
@@ -263,7 +264,7 @@ mod tests {
 
     use super::*;
 
-    /// A layout to put things into.
+    /// A layout that a test fills.
     struct World {
         folder: tempfile::TempDir,
         state: tempfile::TempDir,
@@ -294,7 +295,7 @@ mod tests {
             self.put(value.to_string().as_bytes())
         }
 
-        /// A layer of files, each with its content.
+        /// Adds a layer of files, each with its content.
         fn layer(&self, files: &[(&str, &str)]) -> Value {
             let folder = tempfile::tempdir().unwrap();
             for (name, content) in files {
@@ -314,7 +315,7 @@ mod tests {
             fs::write(self.folder.path().join("index.json"), json!({"manifests": manifests}).to_string()).unwrap();
         }
 
-        /// The files of the image with their contents, or what is wrong.
+        /// Returns the files of the image with their contents, or the error.
         fn unpack(&self) -> Result<Vec<(String, String)>, String> {
             let image = unpack(self.folder.path(), self.state.path()).map_err(|error| {
                 let text = error.to_string();

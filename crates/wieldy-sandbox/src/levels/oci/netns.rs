@@ -1,4 +1,5 @@
-//! Network namespaces of containers that may reach listed hosts only: nothing but a loopback device, on which the proxy listens.
+//! Makes network namespaces for containers that may reach listed hosts only: each has nothing but a loopback device, on
+//! which the proxy listens.
 //!
 //! The namespace is made here and given to the runtime, which would make one without the proxy.
 
@@ -17,18 +18,18 @@ use crate::proxy::{self, Allowed, Proxy};
 use crate::supervise::host_process::blocking;
 use crate::sys;
 
-/// A network with a proxy in it. It ends when this is dropped and nobody is in it any more.
+/// A network namespace with a proxy in it. It exists until this is dropped and the last process in it has ended.
 pub(super) struct ProxiedNetns {
     namespace: File,
-    /// What sends programs to the proxy.
+    /// The variables that send programs to the proxy.
     pub(super) environment: Vec<(String, String)>,
-    /// Who hears of what the proxy refuses.
+    /// The denials that the proxy reports.
     pub(super) proxy_denials: Arc<ProxyDenials>,
     _proxy: Proxy,
 }
 
 impl ProxiedNetns {
-    /// Makes one for a sandbox that leads to these hosts.
+    /// Makes a network namespace for a sandbox, with a proxy to these hosts.
     pub(super) async fn open(made: &SandboxRef, hosts: &[String]) -> io::Result<Self> {
         let allowed = Allowed::new(hosts).map_err(io::Error::other)?;
         let (namespace, listener) = blocking(network).await?;
@@ -39,15 +40,15 @@ impl ProxiedNetns {
         Ok(Self { namespace, environment, proxy_denials, _proxy: proxy })
     }
 
-    /// Where a runtime finds the network.
+    /// Returns the path by which a runtime finds the network namespace.
     pub(super) fn path(&self) -> PathBuf {
         format!("/proc/{}/fd/{}", std::process::id(), self.namespace.as_raw_fd()).into()
     }
 }
 
-/// A new network and a listener in it. Blocks.
+/// Makes a network namespace and a listener in it. Blocks.
 fn network() -> io::Result<(File, TcpListener)> {
-    // By a thread of its own, which goes there and never comes back.
+    // In a separate thread, which cannot return to the old namespace.
     let made = std::thread::spawn(|| {
         sys::leave_network()?;
         sys::raise_loopback()?;

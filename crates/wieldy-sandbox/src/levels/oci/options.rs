@@ -11,24 +11,24 @@ use crate::pool::IdleLimits;
 /// The settings of a level with an OCI runtime.
 #[derive(Debug, Clone)]
 pub struct OciOptions {
-    /// Which runtime: [`Level::Runc`], [`Level::Crun`], [`Level::Youki`] or [`Level::Gvisor`].
+    /// The runtime: [`Level::Runc`], [`Level::Crun`], [`Level::Youki`] or [`Level::Gvisor`].
     pub level: Level,
-    /// The runtime's program, if it is not to be looked for.
+    /// The runtime's program; searched for if absent.
     pub program: Option<PathBuf>,
     /// The system that programs come from.
     pub rootfs: Rootfs,
-    /// Where containers' files are kept; no container ever sees it.
+    /// The folder of containers' files, which no container ever sees.
     pub state: PathBuf,
-    /// The home folder of whoever runs the executor; what is secret in it is hidden wherever it is mounted.
+    /// The home folder of the user who runs the executor; secret files in it are masked wherever it is mounted.
     pub home: Option<PathBuf>,
-    /// How long a session's container may be idle before it is taken away.
+    /// The idle time after which a session's container is ended.
     pub idle_max: Duration,
-    /// How many sessions' containers may be idle.
+    /// The limits of idle containers that are kept for sessions.
     pub idle_limits: IdleLimits,
 }
 
 impl OciOptions {
-    /// The machine's own system, in containers of this level that are kept for ten minutes.
+    /// Returns settings for this level: the machine's own system, and containers that may be idle for ten minutes.
     pub fn new(level: Level, state: PathBuf) -> Self {
         let (program, rootfs, home) = (None, Rootfs::Host, std::env::home_dir());
         let (idle_max, idle_limits) = (Duration::from_secs(10 * 60), IdleLimits::default());
@@ -47,21 +47,21 @@ pub enum Rootfs {
     Layout(PathBuf),
 }
 
-/// A runtime that works, as it tells its version.
+/// The version of a runtime that works, as the runtime prints it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OciVersion(pub String);
 
-/// Why a runtime does not work, and what can be done about it.
+/// The reason why a runtime does not work, and what can be done about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OciProblem {
-    /// What is wrong, in the runtime's own words where it has any.
+    /// The problem, in the runtime's own words if there are any.
     pub problem: String,
-    /// What helps.
+    /// The way to solve it.
     pub hint: String,
 }
 
 impl OciProblem {
-    /// The error of a call that needs this level.
+    /// Returns the error of a call that needs this level.
     pub(super) fn at(self, level: Level) -> SandboxError {
         let Self { problem, hint } = self;
         SandboxError::Unavailable { level, problem, hint }

@@ -1,6 +1,7 @@
 //! The program of an OCI runtime: its arguments, its log, and the meaning of its errors.
 //!
-//! Every call of it that may take long runs as a host process under a supervisor, so the runtime and its container end with the executor.
+//! Every call that may take long runs as a host process under a supervisor, so the runtime and its container end with
+//! the executor.
 
 use std::fs;
 use std::io;
@@ -11,10 +12,10 @@ use wieldy_core::{Ended, Level, Network, SandboxError};
 
 use crate::supervise::host_process::PATH;
 
-/// Where runtimes are looked for.
+/// The folders in which runtimes are searched.
 const FOLDERS: [&str; 6] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
 
-/// What the program of a level's runtime is called, if it has one.
+/// Returns the name of a level's runtime, if it has one.
 pub(super) fn name(level: Level) -> Option<&'static str> {
     match level {
         Level::Runc => Some("runc"),
@@ -25,43 +26,43 @@ pub(super) fn name(level: Level) -> Option<&'static str> {
     }
 }
 
-/// Where the program of a level's runtime may be.
+/// Returns the paths at which a level's runtime may be.
 pub(super) fn candidates(level: Level) -> Vec<PathBuf> {
     let name = name(level).into_iter();
     name.flat_map(|name| FOLDERS.map(|folder| Path::new(folder).join(name))).collect()
 }
 
-/// The program of a level's runtime, if it is there.
+/// Returns the path of a level's runtime, if it is installed.
 pub(crate) fn installed(level: Level) -> Option<PathBuf> {
     candidates(level).into_iter().find(|path| path.is_file())
 }
 
-/// A runtime's program.
+/// An OCI runtime.
 #[derive(Debug, Clone)]
 pub(super) struct Runtime {
     pub(super) level: Level,
     pub(super) program: PathBuf,
-    /// Where it keeps what it knows of its containers.
+    /// The folder in which it stores the state of its containers.
     pub(super) root: PathBuf,
 }
 
 impl Runtime {
-    /// The words of a call, without the program itself.
+    /// Returns the arguments of a call of the runtime.
     pub(super) fn words(&self, log: &Path, network: &Network, words: &[&str]) -> Vec<String> {
         let text = |path: &Path| path.to_string_lossy().into_owned();
         let mut whole = vec!["--root".into(), text(&self.root), "--log".into(), text(log)];
         whole.extend(["--log-format".into(), "json".into()]);
         if self.level == Level::Gvisor {
-            // Listed hosts are reached by the loopback of a network that the container is handed.
+            // Listed hosts are reached through the loopback device of a network namespace that the container joins.
             let network = if *network == Network::None { "none" } else { "host" };
-            // Its cgroup is that of the supervisor it runs in. Nothing is laid over the workspace: what is written, is written.
+            // It stays in its supervisor's cgroup. Without an overlay, writes go to the workspace itself.
             whole.extend([format!("--network={network}"), "--ignore-cgroups".into(), "--overlay2=none".into()]);
         }
         whole.extend(words.iter().map(|word| (*word).to_owned()));
         whole
     }
 
-    /// Calls it for something short, and gives back what it printed; the error is what it complained. Blocks.
+    /// Makes a short call and returns the runtime's output. The error is the runtime's error message. Blocks.
     pub(super) fn ask(&self, log: &Path, network: &Network, words: &[&str]) -> io::Result<Vec<u8>> {
         let mut command = Command::new(&self.program);
         command.args(self.words(log, network, words)).env_clear().env("PATH", PATH).current_dir("/");
@@ -74,10 +75,10 @@ impl Runtime {
     }
 }
 
-/// The last error that a runtime has logged.
+/// Returns the last error in the log of a runtime.
 pub(super) fn logged_error(log: &Path) -> Option<String> {
     let text = fs::read(log).ok()?;
-    // One object after the other; not every runtime puts them on lines of their own.
+    // A sequence of JSON objects. Not every runtime puts each of them on a line of its own.
     let entries = serde_json::Deserializer::from_slice(&text).into_iter::<serde_json::Value>();
     let errors = entries.map_while(Result::ok).filter(|entry| {
         let level = entry.get("level").and_then(|level| level.as_str()).unwrap_or_default();
@@ -86,16 +87,16 @@ pub(super) fn logged_error(log: &Path) -> Option<String> {
     errors.filter_map(|entry| Some(entry.get("msg")?.as_str()?.trim().to_owned())).last()
 }
 
-/// A complaint of a runtime that had too little for itself, with the reason.
+/// Returns the error message of a runtime with its reason: the limit left too little for the runtime itself.
 pub(super) fn too_little(told: &str, limit: &str, allowed: u64) -> String {
     format!("{told}; the limit `{limit}`, which is {allowed} here, leaves too little for the runtime itself")
 }
 
-/// Why a command could not be started, from what the runtime complained.
+/// Returns the reason why a command could not be started, from the runtime's error message.
 pub(super) fn not_started(level: Level, program: &str, told: &str) -> SandboxError {
     let kinds = [
         ("executable file not found", io::ErrorKind::NotFound),
-        // In a folder of the `PATH` that is not absolute.
+        // In a relative folder of the `PATH`.
         ("found relative to current directory", io::ErrorKind::NotFound),
         ("no such file or directory", io::ErrorKind::NotFound),
         ("is a directory", io::ErrorKind::PermissionDenied),
@@ -111,8 +112,8 @@ pub(super) fn not_started(level: Level, program: &str, told: &str) -> SandboxErr
     }
 }
 
-/// How a command ended, from how the runtime's program did. Runtimes say a signal as shells do, as 128 and its number, so that a command which ends
-/// with such a code by itself cannot be told from one that was killed.
+/// Converts the end of the runtime's program to that of the command. Like shells, runtimes report a signal as 128 plus
+/// its number, so a command that exits with such a code looks like one that was killed.
 pub(super) fn ended(runtime: Ended) -> Ended {
     match runtime {
         Ended::Code(code @ 129..=192) => Ended::Signal(code - 128),

@@ -1,4 +1,4 @@
-//! How heads are read, and what is refused.
+//! Tests the parsing of heads, and what is refused.
 
 use proptest::prelude::*;
 

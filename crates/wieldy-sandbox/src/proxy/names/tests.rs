@@ -1,4 +1,4 @@
-//! What the allow-list holds, and how hosts are read.
+//! Tests the allow-list, and the parsing of hosts.
 
 use proptest::prelude::*;
 
@@ -276,7 +276,7 @@ proptest! {
         parent in "[a-c]{1,2}(\\.[a-c]{1,2}){0,2}",
     ) {
         let list = allowed(&[&format!("*.{parent}")]);
-        // The same said in another way: the labels of the parent are the last ones, and there are more.
+        // The same rule in other words: the parent's labels are the last ones, and there are more.
         let (labels, last): (Vec<_>, Vec<_>) = (name.split('.').collect(), parent.split('.').collect());
         let expected = labels.len() > last.len() && labels.ends_with(&last) && Host::parse(&name).is_ok();
         prop_assert_eq!(list.decide(&name, 443).is_ok(), expected);

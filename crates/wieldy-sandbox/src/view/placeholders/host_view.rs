@@ -15,7 +15,7 @@ use crate::view::plan::{Entry, Look, Making, Plan, PlannedPlaceholder, Step, Wan
 use rustix::fs::OFlags;
 use wieldy_core::secrets::Held;
 
-/// A plan, and what the fork server must make for it.
+/// A plan, and the placeholders that the fork server must make for it.
 pub(crate) struct Planned {
     pub(crate) steps: Vec<Step>,
     pub(crate) environment: Vec<(String, String)>,
@@ -31,7 +31,7 @@ impl Planned {
     }
 }
 
-/// What must be made for a plan. From now on, other plans know that it is ours.
+/// Returns the placeholders of a plan, and remembers them as ours for later plans.
 pub(crate) fn placeholders_for(placeholders: Vec<PlannedPlaceholder>) -> Vec<Placeholder> {
     let places: Vec<Placeholder> = placeholders.into_iter().map(placeholder_of).collect();
     remember(&places, &mut ours());
@@ -46,21 +46,21 @@ fn placeholder_of(PlannedPlaceholder { path, held }: PlannedPlaceholder) -> Plac
     Placeholder { path, content }
 }
 
-/// A placeholder of ours.
+/// A placeholder of this process.
 #[derive(Debug, Default)]
 struct OwnPlaceholder {
-    /// A file's; a folder has none.
+    /// The content of a file; none for a folder.
     content: Option<String>,
-    /// When it was last seen to be as we made it, if no change after that can look the same.
+    /// The stamp at the last check that found it unchanged, if any later change would give another one.
     seen: Option<Stamp>,
 }
 
-/// Which file something is, and when it was last changed: seconds and nanoseconds.
+/// The device and inode of a file, and the seconds and nanoseconds of its last change.
 pub(crate) type Stamp = ((u64, u64), (i64, i64));
 
-/// Every place that a fork server of this process was asked to hold. Not all of them need be there now.
+/// Locks the list of all placeholders that fork servers of this process were asked to make. Some may be gone.
 fn ours() -> MutexGuard<'static, HashMap<PathBuf, OwnPlaceholder>> {
-    /// More than anybody has workspaces in use.
+    /// The number of placeholders above which missing ones are forgotten: more than all workspaces in use have.
     const OURS_MAX: usize = 20_000;
     static OURS: LazyLock<Mutex<HashMap<PathBuf, OwnPlaceholder>>> = LazyLock::new(Mutex::default);
     let mut ours = OURS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -79,10 +79,10 @@ fn remember(placeholders: &[Placeholder], ours: &mut HashMap<PathBuf, OwnPlaceho
     }
 }
 
-/// The files of this machine without those that are there only for the sake of other sandboxes, ours or another executor's, which may go
-/// at any time: a new sandbox needs them itself.
+/// The files of this host without the placeholders of other sandboxes, ours or another executor's. Those may be removed
+/// at any time, so a new sandbox must ask for them itself.
 pub(crate) struct HostWithoutPlaceholders<'a> {
-    /// Where something may be held.
+    /// The folders that may contain placeholders.
     pub(crate) roots: Vec<&'a Path>,
 }
 
@@ -113,7 +113,7 @@ impl Look for HostWithoutPlaceholders<'_> {
     }
 }
 
-/// Whether something, which was found with this stamp, is a place that is held and nobody has put anything into it. One of ours that has gone meanwhile is, too: its last
+/// Returns true if a path with this stamp is an unchanged placeholder. One of ours that is gone counts, too: its last
 /// sandbox has just ended.
 fn is_untouched(path: &Path, stamp: Option<Stamp>, ours: &mut HashMap<PathBuf, OwnPlaceholder>) -> bool {
     let Some(held) = ours.get(path) else {
@@ -123,11 +123,11 @@ fn is_untouched(path: &Path, stamp: Option<Stamp>, ours: &mut HashMap<PathBuf, O
             Some(content) => is_file_of(path, &content).unwrap_or(false),
         };
     };
-    // To look inside takes much longer than to ask whether there was a change.
+    // Reading the content takes much longer than comparing stamps.
     if stamp.is_some() && held.seen == stamp {
         return true;
     }
-    // Ours was taken away, and people made one of their own.
+    // Our placeholder was removed, and a person made a file or folder of their own.
     if is_marked(path) == Marked::No {
         return false;
     }
@@ -155,13 +155,13 @@ fn is_untouched_now(path: &Path, ours: &mut HashMap<PathBuf, OwnPlaceholder>) ->
     is_untouched(path, stamp(path), ours)
 }
 
-/// Whether everything in a folder is held and as it was made.
+/// Returns true if a folder contains only unchanged placeholders.
 fn has_only_placeholders(folder: &Path, ours: &mut HashMap<PathBuf, OwnPlaceholder>) -> bool {
     let all = fs::read_dir(folder);
     all.is_ok_and(|mut all| all.all(|entry| entry.is_ok_and(|entry| is_untouched_now(&entry.path(), ours))))
 }
 
-/// Whether something is a file of this content. Whatever else somebody has put in its place, nobody waits for it or reads it.
+/// Returns true if a path is a file with this content. It never waits for a pipe, and reads only regular files.
 fn is_file_of(path: &Path, content: &[u8]) -> io::Result<bool> {
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
     let mut file = fs::OpenOptions::new().read(true).custom_flags(flags).open(path)?;
@@ -181,7 +181,7 @@ pub(crate) fn stamp_of(found: &fs::Metadata) -> Stamp {
     ((found.dev(), found.ino()), (found.ctime(), found.ctime_nsec()))
 }
 
-/// Whether whatever changes from now on has another time than this.
+/// Returns true if any change from now on gets a later time than this.
 pub(crate) fn is_long_ago(seconds: i64) -> bool {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     i64::try_from(now).is_ok_and(|now| seconds + 1 < now)
@@ -204,7 +204,7 @@ mod tests {
         let mut ours = HashMap::new();
         remember(&places, &mut ours);
         let look = |ours: &mut _| places.each_ref().map(|place| is_untouched_now(&place.path, ours));
-        // The answer is the same before and after the look inside is spared.
+        // The answers are the same before and after the content is no longer read.
         while ours[&places[1].path].seen.is_none() || ours[&places[2].path].seen.is_none() {
             assert_eq!(look(&mut ours), [true; 4]);
             std::thread::yield_now();
@@ -216,7 +216,7 @@ mod tests {
         assert_eq!(look(&mut ours), [false, false, true, true]);
         fs::write(&places[2].path, "b").unwrap();
         assert_eq!(look(&mut ours), [false, false, false, true]);
-        // What would keep a reader waiting is not waited for.
+        // The check does not wait for a pipe.
         fs::remove_file(&places[2].path).unwrap();
         let pipe = rustix::fs::FileType::Fifo;
         rustix::fs::mknodat(rustix::fs::CWD, &places[2].path, pipe, rustix::fs::Mode::RUSR, 0).unwrap();
@@ -224,7 +224,7 @@ mod tests {
         fs::remove_file(places[1].path.join("new")).unwrap();
         assert_eq!(look(&mut ours), [true, true, false, true]);
         assert!(!is_untouched_now(world.path(), &mut ours));
-        // One of their own.
+        // A folder of the user's own.
         fs::create_dir(&places[3].path).unwrap();
         assert_eq!(look(&mut ours), [true, true, false, false]);
     }

@@ -1,4 +1,5 @@
-//! Removes placeholders that killed executors left in a workspace: they carry the mark, and no executor has a lock on them.
+//! Removes placeholders that killed executors left in a workspace: they carry the mark, and no executor has a lock on
+//! them.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -10,15 +11,16 @@ use wieldy_core::secrets::{BARE_REPOSITORY, PROTECTED, PROTECTED_AT_HOME};
 use crate::view::placeholders::Placeholder;
 use crate::view::placeholders::{Marked, is_marked, mark, open_plain, remove};
 
-/// The names in a repository that are held where they are missing.
+/// The names in a repository that get placeholders where they are missing.
 const OF_GIT: [&str; 4] = ["commondir", "config", "config.worktree", "hooks"];
 
-/// How deep the folders of modules are looked into, and how many names of each.
+/// The maximum depth of the search for modules; `MODULES_MAX` limits the names in each folder.
 const MODULES_DEPTH_MAX: usize = 4;
 const MODULES_MAX: usize = 1000;
 
-/// Removes the placeholders that killed executors left in a workspace, and returns their number. `more` names further paths, from
-/// the workspace or whole, that sandboxes may have held. A placeholder that a sandbox still needs is locked, and stays.
+/// Removes the placeholders that killed executors left in a workspace, and returns their number. `more` are further
+/// paths, absolute or in the workspace, that may be placeholders. A placeholder that a sandbox still needs is locked,
+/// and stays.
 pub fn sweep_placeholders(workspace: &Path, more: &[PathBuf]) -> usize {
     let named = PROTECTED.iter().chain(&PROTECTED_AT_HOME).map(|name| name.path).chain(BARE_REPOSITORY);
     let mut places: Vec<PathBuf> = named.map(|name| workspace.join(name)).collect();
@@ -30,7 +32,7 @@ pub fn sweep_placeholders(workspace: &Path, more: &[PathBuf]) -> usize {
     let mut seen = BTreeSet::new();
     let mut swept = 0;
     for place in &places {
-        // From the top: the folders above a name may have been made for it.
+        // From the top: the folders above a path may be placeholders, too.
         let mut ways: Vec<&Path> = place.ancestors().take_while(|above| *above != workspace).collect();
         ways.reverse();
         let left = ways.into_iter().find(|way| seen.insert(way.to_path_buf()) && is_marked(way) == Marked::Yes);
@@ -44,7 +46,7 @@ pub fn sweep_placeholders(workspace: &Path, more: &[PathBuf]) -> usize {
     swept
 }
 
-/// Adds the names that are held in a repository's own folder, and in those of its modules and work trees.
+/// Adds the paths of possible placeholders in a repository's own folder, and in those of its modules and work trees.
 fn places_of_git(folder: &Path, places: &mut Vec<PathBuf>) {
     places.extend(OF_GIT.map(|name| folder.join(name)));
     for tree in folders_in(&folder.join("worktrees")) {
@@ -68,7 +70,7 @@ fn folders_in(folder: &Path) -> Vec<PathBuf> {
     entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path()).collect()
 }
 
-/// Removes a placeholder that no executor has a lock on, and those in it, if it is as it was made.
+/// Removes an unchanged placeholder that no executor has a lock on, and those in it. Returns their number.
 fn sweep_one(path: &Path) -> usize {
     let Some(content) = mark(path).and_then(|content| String::from_utf8(content).ok()) else { return 0 };
     let Ok(file) = open_plain(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY).map(File::from) else {
@@ -84,7 +86,7 @@ fn sweep_one(path: &Path) -> usize {
         swept += inner.map(|entry| sweep_one(&entry.path())).sum::<usize>();
     }
     let place = Placeholder { path: path.to_owned(), content: (!found.is_dir()).then_some(content) };
-    // What somebody has written into stays, and is no error.
+    // A placeholder that a person has written into stays. This is no error.
     let is_gone = (found.is_dir() || found.is_file()) && remove(&place).is_ok() && path.symlink_metadata().is_err();
     swept + usize::from(is_gone)
 }
@@ -124,7 +126,8 @@ mod tests {
         ] {
             put(&root, path, content);
         }
-        // Those of a sandbox that lives, of a person who wrote into one, of a person who put a file into one, and a person's own.
+        // A placeholder of a running sandbox, one with a person's content, one with a person's file in it, and a
+        // person's own files.
         let locked = File::open(put(&root, ".wieldy", None)).unwrap();
         rustix::fs::flock(&locked, FlockOperation::NonBlockingLockShared).unwrap();
         fs::write(put(&root, "wieldy.toml", Some("")), "mine").unwrap();

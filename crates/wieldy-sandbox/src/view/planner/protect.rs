@@ -1,4 +1,5 @@
-//! Plans the paths of a workspace that programs in a sandbox cannot change, because programs outside would execute them.
+//! Plans the paths of a workspace that programs in a sandbox cannot change, because programs outside would execute
+//! them.
 
 use std::path::{Path, PathBuf};
 
@@ -9,19 +10,19 @@ use wieldy_core::secrets::{
 use super::{Behind, LINKS_MAX, Planner};
 use crate::view::plan::{Entry, Making, PlanError, Step};
 
-/// An empty folder: git would copy sample hooks into a new repository, whose hooks are protected already.
+/// An empty folder of templates: git would copy sample hooks into a new repository, whose hooks are protected already.
 const GIT_TEMPLATES: &str = "/run/git-templates";
 
-/// The file in a home with the names that git ignores in all repositories.
+/// The file in a home folder with the names that git ignores in all repositories.
 const GIT_IGNORE: &str = ".config/git/ignore";
 
-/// A repository's settings and hooks are in the same folder as the rest of it. Without this file that is so anyway; but
-/// with one of another content, git outside of the sandbox would take both from wherever it says.
+/// The content of a `commondir` file that keeps a repository's settings and hooks in its own folder, as without the
+/// file. With another content, git outside of the sandbox would read both from the folder named there.
 const SAME_FOLDER: Held = Held::File(".\n");
 
-/// The maximal depth of the folders of modules that are looked into.
+/// The maximum depth of the search for modules.
 const MODULES_DEPTH_MAX: usize = 16;
-/// The maximal number of folders that are looked into for modules.
+/// The maximum number of folders in the search for modules.
 const MODULES_FOLDERS_MAX: usize = 1000;
 
 impl Planner<'_> {
@@ -46,7 +47,7 @@ impl Planner<'_> {
                 }
             }
             None => {
-                // Its settings are not protected, or no repository could be made.
+                // The settings are not protected, or no repository could be made.
                 self.protect_one(&git.join("hooks"), Held::Folder)?;
                 self.protect_one(&git.join("commondir"), SAME_FOLDER)?;
                 self.add(Step::Folder { path: GIT_TEMPLATES.into() });
@@ -65,7 +66,7 @@ impl Planner<'_> {
                 None => self.protect_one(&path, held_by_rule(&path))?,
             }
         }
-        // What of it is there is hidden already.
+        // Existing ones are hidden already.
         for path in self.request.rules.own.iter().filter(|path| path.starts_with(workspace) && *path != workspace) {
             self.protect_one(path, Held::Folder)?;
         }
@@ -73,8 +74,8 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// Protects a name that is there, and a missing one if this user has a program that would read it. A placeholder that another
-    /// executor left behind is held as well: so it is gone after this sandbox.
+    /// Protects an existing name, and a missing one if this user has a program that would read it. A placeholder that
+    /// another executor left behind is used again, so that it is removed after this sandbox.
     fn protect_name(&mut self, name: &ProtectedName) -> Result<(), PlanError> {
         let path = self.request.workspace.join(name.path);
         match self.entry(&path).is_some() || self.has_program_for(name) || self.facts.look.is_held(&path) {
@@ -91,18 +92,20 @@ impl Planner<'_> {
         is_for_all || name.settings.iter().any(in_home) || name.programs.iter().any(is_program)
     }
 
-    /// Keeps the workspace from becoming a bare repository, in which git would obey settings that a command wrote; protects them if it is one.
+    /// Keeps the workspace from becoming a bare repository, in which git would obey settings that a command wrote. If
+    /// it is one, protects those settings.
     fn protect_top(&mut self) -> Result<(), PlanError> {
         let workspace = self.request.workspace;
         for path in BARE_REPOSITORY.map(|name| workspace.join(name)) {
             match self.entry(&path) {
                 None => return self.protect_one(&path, Held::File("")),
-                // It cannot be put aside, so that in all sandboxes the same name is held.
+                // The folder cannot be moved away, so that all sandboxes make their placeholder at the same name.
                 Some(Entry::Folder) => {
                     self.hold_parents(&path.join("inside"));
                 }
                 Some(Entry::Link { .. }) => self.cover(&path),
-                // Only `HEAD` is a file in a repository. Another one keeps the workspace from being one as long as it stays.
+                // Only `HEAD` is a file in a repository. A file at another name keeps the workspace from being one as
+                // long as it stays.
                 Some(Entry::File) if !path.ends_with("HEAD") => {
                     self.cover(&path);
                     return Ok(());
@@ -113,7 +116,7 @@ impl Planner<'_> {
         self.protect_git(workspace)
     }
 
-    /// Has git in the sandbox ignore the files that hold names at the top of the workspace, or `git add` would take them.
+    /// Makes git in the sandbox ignore placeholders at the top of the workspace, or `git add` would add them.
     fn ignore_placeholders(&mut self) {
         let home = self.home();
         let is_file = |(path, held): &(&PathBuf, &Held)| {
@@ -126,7 +129,8 @@ impl Planner<'_> {
         }
     }
 
-    /// Protects what git executes, or what says where that is, in a repository's own folder and in those of its modules.
+    /// Protects files that git executes or that say where these are, in a repository's own folder and in those of its
+    /// modules.
     fn protect_git(&mut self, folder: &Path) -> Result<(), PlanError> {
         self.protect_one(&folder.join("hooks"), Held::Folder)?;
         self.protect_one(&folder.join("config"), Held::File(""))?;
@@ -143,8 +147,9 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// A module is called as its path in the work tree, so it may be some folders deeper. It is known by what cannot be taken from it: a
-    /// command could remove its `HEAD`, and put it back once nobody looks.
+    /// Protects the repositories of modules. A module has the name of its path in the work tree, so it may be some
+    /// folders deeper. It is recognized by its protected names, too: a command could remove its `HEAD`, and put it back
+    /// later.
     fn protect_modules(&mut self, folder: &Path, depth: usize, folders_left: &mut usize) -> Result<(), PlanError> {
         *folders_left = folders_left.checked_sub(1).ok_or_else(|| PlanError::TooMany(folder.to_owned()))?;
         for inner in self.names(folder, |_| true)? {
@@ -161,9 +166,9 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// Makes a path of the host unchangeable wherever it can be seen; where it does not exist, something is put there first.
+    /// Makes a path of the host unchangeable wherever the sandbox shows it; a missing path gets a placeholder first.
     fn protect_one(&mut self, host: &Path, held: Held) -> Result<(), PlanError> {
-        // The home of a program may lie in the state folder, and that in the workspace.
+        // The home of a program may be in the state folder, and the state folder in the workspace.
         let mut mounts = self.request.rules.mounts.iter().filter(|mount| !self.is_home(&mount.source));
         if let Some(mount) = mounts.find(|mount| mount.writable && mount.source.starts_with(host)) {
             let (mount, protected) = (mount.source.clone(), host.to_owned());
@@ -177,7 +182,7 @@ impl Planner<'_> {
             for parent in host.ancestors().skip(1) {
                 match self.entry(parent) {
                     None => drop(self.held.insert(parent.to_owned(), Held::Folder)),
-                    // Where a file is, there is nothing to protect until the file makes way.
+                    // A file is in place of a folder: the path cannot exist as long as the file is protected.
                     Some(Entry::File) => return self.protect_one(parent, held),
                     Some(Entry::Folder | Entry::Link { .. }) => break,
                 }
@@ -188,7 +193,7 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// Returns true if a command could make something at a path of the host where nothing is.
+    /// Returns true if a command could make a file at a missing path of the host.
     fn can_be_made(&self, host: &Path) -> bool {
         let is_writable = |path: &PathBuf| matches!(self.behind(path), Behind::Host { writable: true, .. });
         let mut above = host.ancestors().skip(1).filter(|above| self.entry(above) == Some(Entry::Folder));
@@ -196,7 +201,7 @@ impl Planner<'_> {
             && above.next().is_none_or(|folder| self.facts.look.making(folder) != Making::Impossible)
     }
 
-    /// Protects every link on the way to where a path leads, which is returned.
+    /// Protects every link on the way to a path's target, and returns the target.
     pub(super) fn protect_links(&mut self, path: &Path) -> PathBuf {
         let mut path = path.to_owned();
         for _ in 0..LINKS_MAX {
@@ -218,8 +223,8 @@ impl Planner<'_> {
         }
     }
 
-    /// Whoever could move a folder around a path would have the path free for another, and what was there elsewhere: what is mounted
-    /// on stays.
+    /// Mounts the folders above a path on themselves, since a mount point cannot be moved. A command that moved such a
+    /// folder could put another file at the path, and would have the old one elsewhere.
     pub(super) fn hold_parents(&mut self, path: &Path) {
         let parents = path.ancestors().skip(1).take_while(|parent| !self.tree.contains_key(*parent));
         for parent in parents.map(Path::to_owned).collect::<Vec<_>>() {

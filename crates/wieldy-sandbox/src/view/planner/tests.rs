@@ -10,7 +10,8 @@ use crate::view::secret_scan::DEPTH_MAX;
 use wieldy_core::Mount;
 use wieldy_core::secrets::{PROTECTED, is_deep_secret, is_passed_by};
 
-/// A host that is a list of its files; folders above them are there too. Then its placeholders, and folders in which nothing can be made.
+/// A host as a list of its files and the folders above them; then its placeholders, and folders in which nothing can be
+/// made.
 #[derive(Default)]
 struct Host(BTreeMap<PathBuf, Entry>, BTreeSet<PathBuf>, Vec<(PathBuf, Making)>);
 
@@ -80,7 +81,7 @@ impl Look for Host {
 
 const ROOM: Room = Room { bytes: 256 << 20, inodes: 65536 };
 
-/// Plans for a user with a home folder.
+/// Makes a plan for a user with a home folder.
 fn planned(host: &Host, home: &str, workspace: &str, rules: &FileRules) -> Result<Plan, PlanError> {
     let user = if home == "/root" { 0 } else { 1000 };
     let state = Some("/var/lib/wieldy".into());
@@ -97,7 +98,7 @@ fn mounts(mounts: &[Mount]) -> FileRules {
     FileRules { mounts: mounts.to_vec(), ..FileRules::default() }
 }
 
-/// The lines of a plan about paths that begin like this, without those that are the same for every workspace.
+/// Returns the lines of a plan about paths with these beginnings, without those that are the same for every workspace.
 fn about(plan: &Plan, paths: &[&str]) -> String {
     let text = plan.to_string();
     let lines = text.lines().filter(|line| {
@@ -111,7 +112,7 @@ fn about(plan: &Plan, paths: &[&str]) -> String {
     lines.map(squeezed).collect::<Vec<_>>().join("\n")
 }
 
-/// A line with its columns close together.
+/// Returns a line with two spaces between its columns.
 fn squeezed(line: &str) -> String {
     line.split("  ").map(str::trim).filter(|part| !part.is_empty()).collect::<Vec<_>>().join("  ")
 }
@@ -270,7 +271,7 @@ fn a_host_with_folders_of_their_own_and_root() {
     "#);
 }
 
-/// The names that are held on a host for this user.
+/// Returns the names of the placeholders on a host for this user.
 fn held(host: &Host) -> Vec<String> {
     let plan = planned(host, "/home/ada", "/w", &FileRules::default()).unwrap();
     plan.placeholders.iter().map(|held| held.path.strip_prefix("/w").unwrap().to_str().unwrap().to_owned()).collect()
@@ -290,7 +291,8 @@ fn names_are_held_for_git_and_for_programs_that_the_user_has() {
     assert_eq!(held(&host().file("/usr/bin/zed")), with(&[".zed"]));
     let opencode = host().link("/usr/bin/opencode", "/opt/opencode", "/opt/opencode");
     assert_eq!(held(&opencode), with(&[".opencode", "opencode.json", "opencode.jsonc"]));
-    // An existing file needs no placeholder, and a placeholder that was left behind is held to be removed.
+    // An existing file needs no placeholder. A placeholder that was left behind is planned again, so that it is
+    // removed.
     assert_eq!(held(&host().file("/usr/bin/zed").folder("/w/.zed")), always);
     let mut left = host();
     left.1.insert("/w/.gemini".into());
@@ -312,7 +314,7 @@ fn nothing_is_held_where_nothing_can_be_made() {
     folder  /w
     mount  /w  read
     ");
-    // A command could open a folder of its own again.
+    // A command could make a folder of its own writable again.
     assert_eq!(held(&closed("/w/.git", Making::Impossible)), [".vscode", ".wieldy", "refs", "wieldy.toml"]);
     let all = [".git/commondir", ".git/config.worktree", ".vscode", ".wieldy", "refs", "wieldy.toml"];
     assert_eq!(held(&closed("/w/.git", Making::Refused)), all);
@@ -641,7 +643,7 @@ fn a_workspace_made_to_confuse_gives_a_plan_or_a_reason() {
     let many = (0..1001).fold(Host::debian().folder("/w"), |host, number| host.file(&format!("/w/.env.{number}")));
     let refused = planned(&many, "/root", "/w", &FileRules::default()).unwrap_err();
     assert_eq!(refused, PlanError::TooManySecrets { workspace: "/w".into(), count: 1001 });
-    // Unless they are none.
+    // Unless a rule shows enough of them.
     let shown = FileRules { shown: vec![".env.0".into()], ..FileRules::default() };
     planned(&many, "/root", "/w", &shown).unwrap();
 }
@@ -861,7 +863,7 @@ fn what_cannot_be_is_refused_with_the_reason() {
     "#);
 }
 
-/// What is behind a path once all steps are done, taking each step as it comes: a step covers all that is below its path.
+/// The content behind a path after all steps, taken one by one: a step covers everything below its path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Seen {
     Host { path: PathBuf, writable: bool },
@@ -883,11 +885,11 @@ fn seen(steps: &[Step], path: &Path) -> Seen {
             _ => Seen::Own,
         };
     }
-    // `join` with nothing adds a slash at the end, which paths do not mind when compared.
+    // `join` with an empty path adds a slash at the end, which comparisons of paths ignore.
     seen
 }
 
-/// A host on which everything can be in everything.
+/// Makes a host on which every folder has files of all kinds.
 fn crowded() -> Host {
     let mut host = Host::debian();
     for root in ["/a", "/a/b", "/a/b/c", "/a/b/c/d", "/e"] {
@@ -896,7 +898,7 @@ fn crowded() -> Host {
         }
         host = host.folder(&format!("{root}/.git/hooks"));
     }
-    // By these the user is known to have the programs.
+    // These folders show that the user has the programs.
     host.folder("/a/.claude").folder("/a/.vscode")
 }
 
@@ -944,7 +946,7 @@ fn check_everything(host: &Host, workspace: &Path, rules: &FileRules, plan: &Pla
         .cloned()
         .chain(["/etc/shadow".into(), "/var/lib/wieldy".into(), workspace.join(".env")])
         .collect();
-    // Every path that any mount could show anything at.
+    // Every path at which a mount could show something.
     let targets = steps.iter().filter_map(|step| match step {
         Step::Bind { source, target, .. } => Some((source, target)),
         _ => None,
@@ -976,7 +978,7 @@ fn check_everything(host: &Host, workspace: &Path, rules: &FileRules, plan: &Pla
     check_mount_points(host, steps, plan)
 }
 
-/// Every step has something to mount on, and what holds a protected path cannot be moved out of the way.
+/// Checks that every step has a mount point, and that no folder above a protected path can be moved away.
 fn check_mount_points(host: &Host, steps: &[Step], plan: &Plan) -> Result<(), TestCaseError> {
     for (index, step) in steps.iter().enumerate().filter(|(_, step)| **step != Step::Seal) {
         let before = &steps[..index];

@@ -1,4 +1,4 @@
-//! Where attacks take place: a workspace on a machine with things to steal and to break, and sandboxes around it.
+//! The arena of attacks: a workspace with secrets and files to break beside it, and sandboxes for it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,14 +17,14 @@ use wieldy_sandbox::{Native, NativeOptions, Oci, OciOptions};
 
 use crate::world::{PATIENCE, Printed, alive, eventually};
 
-/// A machine's folder with a workspace and, beside it, what the sandbox must not touch.
+/// A folder with a workspace and, beside it, files that the sandbox must not touch.
 pub(crate) struct Arena {
     _root: tempfile::TempDir,
     pub(crate) root: PathBuf,
     pub(crate) workspace: PathBuf,
-    /// A text that is in every secret, and nowhere else.
+    /// A text that is in every secret, and in no other file.
     pub(crate) canary: String,
-    /// Where scripts run: what is next, unless the attack is on a container.
+    /// The backend that runs scripts: `native`, unless the attack is on a container.
     pub(crate) sandbox: Arc<dyn Sandbox>,
     pub(crate) native: Arc<Native>,
     pub(crate) confinement: Confinement,
@@ -32,7 +32,7 @@ pub(crate) struct Arena {
     pub(crate) mark: String,
 }
 
-/// Makes a test of each attack for the native level and for containers of runc.
+/// Makes a test of each function for the native level and for containers of runc.
 macro_rules! attacks {
     ($($name:ident)*) => {
         mod native {
@@ -52,7 +52,7 @@ macro_rules! attacks {
 }
 pub(crate) use attacks;
 
-/// How a command went.
+/// The outcome of a command.
 #[derive(Debug)]
 pub(crate) struct Ran {
     pub(crate) exit: Exit,
@@ -60,7 +60,7 @@ pub(crate) struct Ran {
     pub(crate) stderr: String,
 }
 
-/// `attack` says so if what it is given works, `twin` if what it is given does not.
+/// Shell functions: `attack` prints an error if its command succeeds, `twin` if its command fails.
 const PREAMBLE: &str = r#"
 attack() { if "$@" >/tmp/.said 2>&1 </dev/null; then echo "GOT THROUGH: $*"; cat /tmp/.said; fi; }
 twin() { if ! "$@" >/tmp/.said 2>&1 </dev/null; then echo "TWIN FAILED: $*"; cat /tmp/.said; fi; }
@@ -71,7 +71,7 @@ impl Arena {
         Self::with(0)
     }
 
-    /// With sandboxes built ahead.
+    /// Makes an arena with this number of warm sandboxes.
     pub(crate) fn with(warm_sandboxes: usize) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let mark = format!("arena-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
@@ -87,7 +87,7 @@ impl Arena {
         }
         let workspace = root.join("workspace");
         fs::create_dir(&workspace).unwrap();
-        // Folders by which this user is known to have every program whose settings are protected.
+        // These folders show that this user has every program whose settings are protected.
         for name in &PROTECTED {
             name.settings.iter().for_each(|folder| fs::create_dir_all(root.join("home").join(folder)).unwrap());
         }
@@ -123,7 +123,7 @@ impl Arena {
         }
     }
 
-    /// The same with containers of this level, where its runtime is there.
+    /// Makes an arena with containers of this level, if its runtime is installed.
     pub(crate) fn of(level: Level) -> Option<Self> {
         if !crate::oci::is_there(level) {
             return None;
@@ -134,7 +134,7 @@ impl Arena {
         Some(arena)
     }
 
-    /// The attack program, this very test binary, is there as `/attack`.
+    /// Mounts the attack program, which is this test binary, at `/attack`.
     pub(crate) fn with_program(mut self) -> Self {
         let source = std::env::current_exe().unwrap().canonicalize().unwrap();
         let mount = Mount { source, target: "/attack".into(), writable: false };
@@ -142,7 +142,8 @@ impl Arena {
         self
     }
 
-    /// Waits for what is built ahead: while it is being built, places are made in the workspace, which then cannot be removed.
+    /// Waits until no sandbox is being built in advance: meanwhile placeholders are made in the workspace, and it
+    /// cannot be removed.
     pub(crate) async fn rest(&self) {
         eventually(PATIENCE, "the next sandbox is built", || self.native.warm_sandboxes() > 0).await;
     }
@@ -166,7 +167,7 @@ impl Arena {
         }
     }
 
-    /// Runs a script to its end, after which none of its processes may be left.
+    /// Runs a script to its end, and asserts that none of its processes is left.
     pub(crate) async fn run_in(&self, confinement: &Confinement, script: &str) -> Result<Ran, SandboxError> {
         self.run_stoppable(confinement, script, &Arc::default(), CancellationToken::new()).await
     }
@@ -184,15 +185,15 @@ impl Arena {
         Ok(Ran { exit, stdout: printed.stdout(), stderr: printed.stderr() })
     }
 
-    /// Runs a script in a place, where it must end well.
+    /// Runs a script in a place, and asserts that it succeeds.
     pub(crate) async fn run(&self, place: Place, script: &str) -> String {
         let ran = self.run_in(&self.confinement(place), script).await.unwrap();
         assert_eq!((ran.exit.ended, ran.stderr.as_str()), (Ended::Code(0), ""), "{}", ran.stdout);
         ran.stdout
     }
 
-    /// Runs a script of attacks and twins in a sandbox of its own and in a session's, twice there; each must say just `done`, and
-    /// nothing secret.
+    /// Runs a script of attacks and twins once in a sandbox of its own and twice in a session's. Each run must print
+    /// `done`, and nothing else.
     pub(crate) async fn attack(&self, script: &str) {
         let script = format!("{script}\necho done");
         for place in [Place::Own, Self::session("one"), Self::session("one")] {
@@ -203,7 +204,7 @@ impl Arena {
         assert_eq!(alive(&self.mark), Vec::<String>::new(), "processes are left");
     }
 
-    /// Everything below the arena's root but the workspace and what drivers keep, as text: what must not change.
+    /// Returns all files below the arena's root, except the workspace and state folders, as text. They must not change.
     pub(crate) fn outside(&self) -> String {
         let mut found = Vec::new();
         collect(&self.root, &self.workspace, &mut found);
@@ -225,7 +226,7 @@ fn collect(folder: &Path, but: &Path, found: &mut Vec<String>) {
     }
 }
 
-/// Whether the tests run as root.
+/// Returns true if the tests run as root.
 pub(crate) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }

@@ -1,11 +1,11 @@
-//! Promise 7: system calls that programs do not need are refused, whatever their arguments.
+//! Tests promise 7: system calls that programs do not need are refused, with any arguments.
 
 use wieldy_core::{Level, Place};
 
 use super::arena::Arena;
 use super::syscalls::{self, Numbers};
 
-/// The attack program: this test binary, run again with this variable set. Without it, there is nothing to do.
+/// The variable that makes this test binary the attack program. Without it, that test does nothing.
 ///
 /// Run it as `WIELDY_TEST_ATTACK=syscalls <test binary> --exact escape::calls::attack_program --nocapture`.
 const VARIABLE: &str = "WIELDY_TEST_ATTACK";
@@ -50,7 +50,8 @@ async fn each_forbidden_call_is_refused_inside_of_a_sandbox() {
     }
 }
 
-/// What a container refuses because of its arguments does not exist there, and a number of another architecture kills.
+/// In a container, calls refused for their arguments fail with `ENOSYS`, and a number of another architecture kills the
+/// caller.
 #[tokio::test]
 async fn each_forbidden_call_is_refused_inside_of_a_container() {
     let Some(arena) = Arena::of(Level::Runc) else { return };
@@ -58,7 +59,7 @@ async fn each_forbidden_call_is_refused_inside_of_a_container() {
     arena.environment.insert(VARIABLE.into(), "low syscalls".into());
     let said = arena.run(Place::Own, "/attack --exact escape::calls::attack_program --nocapture").await;
     let refusals = [libc::EPERM, libc::ENOSYS, libc::EOPNOTSUPP];
-    // All that is a refusal counts as one; what the twins give is the kernel's.
+    // Every kind of refusal is equal here; the errors of the twins are the kernel's own.
     let coarse = |name: &str, errno: i32| {
         let is_refusal = !name.starts_with("twin") && refusals.contains(&errno);
         (name.to_owned(), if is_refusal { libc::EPERM } else { errno })

@@ -1,4 +1,4 @@
-//! Promise 9: when a call is over, when a sandbox is destroyed, when the executor or any of its helpers is killed: nothing is left.
+//! Tests promise 9: nothing is left after a call, a destroyed sandbox, a killed executor or a killed helper process.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -50,12 +50,12 @@ async fn however_a_command_resists_it_is_gone_when_its_call_is_over() {
             running.await.unwrap().unwrap();
             assert_eq!(alive(&arena.mark), Vec::<String>::new(), "{script}");
         }
-        // Those that end by themselves and leave somebody behind.
+        // A command that ends by itself and leaves processes.
         let left = "(setsid sleep 1000 <&- >&- 2>&- &); (trap '' TERM; sleep 1000) & sleep 1000 & echo bye; exit 3";
         let ran = arena.run_in(&arena.confinement(place.clone()), left).await.unwrap();
         assert_eq!((ran.exit.ended, ran.stdout.as_str()), (Ended::Code(3), "bye\n"));
         assert_eq!(alive(&arena.mark), Vec::<String>::new());
-        // Nobody waits for input that never comes.
+        // A command without input gets the end of file at once.
         assert_eq!(arena.run(place, "cat; read line || echo end").await, "end\n");
     }
 }
@@ -71,7 +71,7 @@ async fn a_destroyed_sandbox_takes_its_running_commands_with_it() {
     assert!(!arena.native.destroy(&id).await);
 }
 
-/// Processes of this name below this process.
+/// Returns the descendants of this process with this name.
 fn helpers(name: &str) -> Vec<i32> {
     let comm = |id: &i32| fs::read_to_string(format!("/proc/{id}/comm")).is_ok_and(|comm| comm.trim() == name);
     below(std::process::id() as i32).into_iter().filter(comm).collect()
@@ -81,7 +81,8 @@ fn kill(id: i32) {
     kill_process(Pid::from_raw(id).unwrap(), Signal::KILL).unwrap();
 }
 
-/// Whatever a helper has open under a standard number, all that it makes has open, too: a socket there would never be seen to end.
+/// The children of a helper inherit its descriptors 0 to 2. If one were a socket, its other end would never see the end
+/// of file.
 #[tokio::test]
 async fn the_standard_streams_of_helpers_lead_nowhere() {
     if !is_root() {
@@ -108,7 +109,7 @@ async fn when_a_helper_is_killed_everything_in_its_care_goes_and_the_next_call_w
         for place in [Place::Own, Arena::session("one")] {
             let arena = Arc::new(Arena::new());
             let (_stop, running) = started(&arena, place.clone(), STUBBORN).await;
-            // Those of the round before may still be on their way out.
+            // Helpers of the round before may still be ending.
             eventually(Duration::from_secs(5), "one helper is left", || helpers(name).len() == 1).await;
             kill(helpers(name)[0]);
             let lost = running.await.unwrap();
@@ -119,7 +120,7 @@ async fn when_a_helper_is_killed_everything_in_its_care_goes_and_the_next_call_w
     }
 }
 
-/// P-SBX-20; what the records say afterwards is tried where they are kept.
+/// P-SBX-20; the tests of `wieldy-store` check the records after a kill.
 #[test]
 fn when_the_executor_is_killed_nothing_of_twenty_sandboxes_is_left() {
     const NAME: &str = "escape::ending::when_the_executor_is_killed_nothing_of_twenty_sandboxes_is_left";
@@ -157,7 +158,7 @@ fn when_the_executor_is_killed_nothing_of_twenty_sandboxes_is_left() {
         eventually(Duration::from_secs(5), "the helpers are gone", gone).await;
         let empty = || fs::read_dir(&workspace).unwrap().next().is_none();
         eventually(Duration::from_secs(5), "nothing is held", empty).await;
-        // What a killed executor cannot remove itself, its own group, is swept by the next one.
+        // A killed executor cannot remove its own cgroup, so the next executor sweeps it.
         let arena = Arena::new();
         arena.run(Place::Own, "true").await;
         drop(arena);
@@ -166,7 +167,7 @@ fn when_the_executor_is_killed_nothing_of_twenty_sandboxes_is_left() {
     });
 }
 
-/// The next start may be in another group than the one that was killed.
+/// The next executor may start in another cgroup than the killed one.
 #[tokio::test]
 async fn what_a_dead_executor_left_in_a_neighbouring_group_is_removed() {
     let memberships = fs::read_to_string("/proc/self/cgroup").unwrap();
@@ -178,7 +179,8 @@ async fn what_a_dead_executor_left_in_a_neighbouring_group_is_removed() {
     if !is_root() || fs::create_dir(&beside).is_err() {
         return super::arena::say("groups of dead executors: groups cannot be made here");
     }
-    // No process has the number of the first. The second's process lives, and the others are not named by an executor.
+    // No process has the id in the first name. The process of the second lives, and the other names are not those of
+    // executors.
     let start = fs::read_to_string("/proc/self/stat").unwrap();
     let start = start.rsplit_once(')').unwrap().1.split_whitespace().nth(19).unwrap().to_owned();
     let living = format!("wieldy-{}-{start}-999", std::process::id());
@@ -202,7 +204,7 @@ fn execute(mark: &str, workspace: &Path) {
         let arena = Arc::new(arena);
         let runs = (0..20).map(|number| {
             let arena = arena.clone();
-            // Of the sessions each has two sandboxes.
+            // Each session has two sandboxes, one per network.
             let place = if number % 2 == 0 { Place::Own } else { Arena::session(&(number / 4).to_string()) };
             let network = if number % 4 == 3 { Network::Open } else { Network::None };
             tokio::spawn(async move {
@@ -215,7 +217,7 @@ fn execute(mark: &str, workspace: &Path) {
     });
 }
 
-/// The control groups of executors.
+/// Returns the cgroups of executors.
 pub(super) fn groups() -> std::collections::BTreeSet<PathBuf> {
     fn find(folder: &Path, depth: usize, found: &mut std::collections::BTreeSet<PathBuf>) {
         for entry in fs::read_dir(folder).into_iter().flatten().flatten() {

@@ -1,4 +1,5 @@
-//! Promise 9, counted: after many calls the machine has nothing more than before.
+//! Tests promise 9 by counting: after many calls the machine has no more processes, files, mounts and cgroups than
+//! before.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,14 +14,14 @@ use super::arena::{Arena, is_root};
 use super::ending::groups;
 use crate::world::{PATIENCE, Printed, eventually, in_own_process};
 
-/// What could pile up.
+/// The counts of things that could leak.
 #[derive(Debug, PartialEq, Eq, Clone)]
 struct Counted {
     processes: usize,
     zombies: usize,
     mounts: usize,
     descriptors: usize,
-    /// Of all processes below this one.
+    /// The descriptors of all descendants of this process.
     their_descriptors: usize,
     groups: usize,
     temporary: BTreeSet<PathBuf>,
@@ -48,7 +49,7 @@ fn count(arena: &Arena) -> Counted {
     Counted {
         processes: below.len(),
         zombies: below.iter().filter(|id| state(id)).count(),
-        // Here and where the fork server is, which makes the others.
+        // In the mount namespaces of this process and of its children, among them the fork server.
         mounts: mounts("self") + children("self").iter().map(|id| mounts(id)).sum::<usize>(),
         descriptors: descriptors("self"),
         their_descriptors: below.iter().map(|id| descriptors(id)).sum(),
@@ -70,7 +71,7 @@ fn collect(folder: &Path, found: &mut BTreeSet<PathBuf>) {
     }
 }
 
-/// Waits until what is still on its way out is gone.
+/// Waits until the counts are as wanted: some things end after their call.
 async fn settled(arena: &Arena, wanted: &Counted) {
     let mut found = count(arena);
     for _ in 0..1000 {
@@ -83,13 +84,13 @@ async fn settled(arena: &Arena, wanted: &Counted) {
     assert_eq!(found, *wanted);
 }
 
-/// Waits until the placeholders of idle sandboxes are away, and the orders that took them away are answered.
+/// Waits until the placeholders of idle sandboxes are removed, and the orders to remove them are answered.
 async fn resting(arena: &Arena) {
     eventually(PATIENCE, "the sandboxes rest", || fs::read_dir(&arena.workspace).unwrap().next().is_none()).await;
     tokio::time::sleep(std::time::Duration::from_millis(300)).await;
 }
 
-/// How a call ends.
+/// The way in which a call ends.
 #[derive(Debug, Clone, Copy)]
 enum Ending {
     Well,
@@ -103,7 +104,7 @@ enum Ending {
     NotStarted,
 }
 
-/// What calls in a session end like: most do well.
+/// The ends of the calls in a session, in order: most succeed.
 const ENDINGS: [Ending; 25] = {
     use Ending::{Badly, ByLimit, BySignal, Cancelled, Dropped, LeavingSomebody, NotStarted, TimedOut, Well};
     [
@@ -135,7 +136,7 @@ const ENDINGS: [Ending; 25] = {
     ]
 };
 
-/// Makes a call that ends like this, and sees that it did.
+/// Makes a call that ends in this way, and asserts that it did.
 async fn call(arena: &Arena, place: Place, ending: Ending) {
     let (program, script) = match ending {
         Ending::Well => ("true", ""),
@@ -181,7 +182,7 @@ async fn call(arena: &Arena, place: Place, ending: Ending) {
                 ended = running => panic!("{ended:?}"),
                 () = printed.contains("ready") => {}
             }
-            // The next call should find its supervisor free.
+            // Wait until the supervisor is free for the next call.
             let is_over = || arena.native.list().iter().all(|one| !is_in(one, &place) || one.running == 0);
             return eventually(PATIENCE, "the command is over", is_over).await;
         }
@@ -194,7 +195,7 @@ async fn call(arena: &Arena, place: Place, ending: Ending) {
         Ending::BySignal => matches!(found, Ok((Ended::Signal(libc::SIGKILL), None))),
         Ending::ByLimit => matches!(found, Ok((_, Some("disk_bytes")))),
         Ending::Cancelled => matches!(found, Ok((Ended::Signal(_), None))),
-        // Where building takes longer than that, nothing was begun.
+        // If building the sandbox takes longer than the timeout, the command was not started.
         Ending::TimedOut => matches!(found, Ok((Ended::Signal(_), None)) | Err(SandboxError::Creation { .. })),
         Ending::NotStarted => matches!(found, Err(SandboxError::Start { .. })),
         Ending::Dropped => false,
@@ -206,7 +207,7 @@ fn is_in(sandbox: &wieldy_core::SandboxStatus, place: &Place) -> bool {
     matches!((&sandbox.session, place), (Some(session), Place::Session(key)) if session == key)
 }
 
-/// Makes calls one after the other, in all ways to end.
+/// Makes calls one after the other, with all ways to end.
 async fn calls(arena: &Arena, place: &Place, count: usize) {
     for ending in ENDINGS.into_iter().cycle().take(count) {
         call(arena, place.clone(), ending).await;
@@ -220,7 +221,7 @@ fn ten_thousand_calls_leave_nothing() {
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
-        // An ordinary user's sandboxes are the same, but for what only root can make.
+        // An ordinary user's sandboxes differ only in parts that need root.
         let scale = if is_root() { wieldy_testkit::count(5, 1) } else { 20 };
         let (sessions, warm, new, pooled) = (4, 2_350 / scale, 300 / scale, 300 / scale);
         let arena = Arena::with(0);
@@ -229,7 +230,7 @@ fn ten_thousand_calls_leave_nothing() {
         eventually(PATIENCE, "the first sandbox is gone, and its fork server", is_over).await;
         let nothing = count(&arena);
 
-        // In sessions. Whoever stays, stays from the first call on: the fork server, and of each session the first process and a supervisor.
+        // In sessions. The fork server, and of each session the init and a supervisor, live from the first call on.
         let places: Vec<Place> = (0..sessions).map(|number| Arena::session(&number.to_string())).collect();
         for place in &places {
             call(&arena, place.clone(), Ending::Well).await;
@@ -242,18 +243,18 @@ fn ten_thousand_calls_leave_nothing() {
         let executed: u64 = arena.native.list().iter().map(|one| one.executed).sum();
         assert_eq!(executed, (sessions * (warm + 1)) as u64);
 
-        // Each in a sandbox of its own, which is new, while those of the sessions stand.
+        // Each in a new sandbox of its own, while those of the sessions live.
         calls(&arena, &Place::Own, new).await;
         settled(&arena, &before).await;
         for one in arena.native.list() {
             assert!(arena.native.destroy(&one.sandbox.id).await);
         }
-        // Without a sandbox there is no fork server, and nothing is in the workspace.
+        // Without a sandbox there is no fork server, and there are no placeholders in the workspace.
         settled(&arena, &nothing).await;
 
-        // Each in a sandbox of its own, which was built ahead.
+        // Each in a warm sandbox of its own.
         let arena = Arena::with(2);
-        // The fork server, and of each the first process and a supervisor.
+        // The fork server, and of each warm sandbox the init and a supervisor.
         let is_full =
             || (arena.native.warm_sandboxes(), arena.native.warm_inits(), all_below("self").len()) == (2, 2, 9);
         for _ in 0..2 {

@@ -1,4 +1,5 @@
-//! Promise 10: what a command may use is limited, what it ran into is named, and its neighbours go on working.
+//! Tests promise 10: the resources of a command are limited, the limit that it passed is reported, and its neighbours
+//! go on working.
 
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
@@ -21,7 +22,8 @@ fn limits() -> ResourceLimits {
     }
 }
 
-/// Runs a bomb while a neighbour does its work, in a sandbox of its own and in a session; afterwards the session works again.
+/// Runs a bomb in a sandbox of its own and in a session, while a neighbour works. Asserts that the session works again
+/// afterwards.
 async fn bombed(script: &str) -> Vec<Ran> {
     bombed_within(limits(), script).await
 }
@@ -30,7 +32,7 @@ async fn bombed_within(limits: ResourceLimits, script: &str) -> Vec<Ran> {
     let mut arena = Arena::new();
     arena.confinement.limits = limits;
     let arena = Arc::new(arena);
-    // In a workspace of its own: what is new in one is counted for all calls that run there at that time.
+    // In another workspace: new files in a workspace count for all calls that run in it at that time.
     let mut beside = Arena::new();
     beside.confinement.limits = limits;
     let mut found = Vec::new();
@@ -51,7 +53,7 @@ async fn bombed_within(limits: ResourceLimits, script: &str) -> Vec<Ran> {
         found.push(ran.unwrap());
         let after = arena.run_in(&confinement, "echo on").await;
         let after = match after {
-            // What it left in memory may have cost it its sandbox; the next one is new.
+            // Its files in memory may have ended its sandbox; the next call gets a new one.
             Err(error) if error.is_crash() => arena.run_in(&confinement, "echo on").await,
             after => after,
         };
@@ -61,7 +63,7 @@ async fn bombed_within(limits: ResourceLimits, script: &str) -> Vec<Ran> {
     found
 }
 
-/// Gives back the right to look into folders: without it nobody but root could remove them.
+/// Makes folders readable again: otherwise only root could remove them.
 fn open_up(arena: &Arena) {
     for entry in std::fs::read_dir(&arena.workspace).unwrap().flatten() {
         if entry.file_name().to_string_lossy().starts_with("top-") {
@@ -70,7 +72,7 @@ fn open_up(arena: &Arena) {
     }
 }
 
-/// The overruns of a bomb must name one of these limits, with its allowance and a use that fits.
+/// Asserts that the overruns of a bomb name one of these limits, with the allowed amount and a plausible use.
 async fn overruns(script: &str, allowed: &[(&'static str, u64)]) {
     for ran in bombed(script).await {
         let Some(Overrun { limit, allowed: allowance, used, .. }) = ran.exit.overrun.clone() else {
@@ -81,7 +83,8 @@ async fn overruns(script: &str, allowed: &[(&'static str, u64)]) {
     }
 }
 
-/// Whether the kernel sees to a limit for whole trees here; where it does not, a watcher does, or each process is limited by itself.
+/// Returns true if the kernel enforces this limit for a whole process tree here. If not, the supervisor does, or each
+/// process has its own limit.
 pub(super) async fn is_by_kernel(limit: &str) -> bool {
     let arena = Arena::new();
     let status = arena.native.create(&arena.confinement(Arena::session("asked"))).await.unwrap();
@@ -104,7 +107,7 @@ while time.time() < end:
     except OSError: end = min(end, time.time() + 1); time.sleep(0.01)
 if os.getpid() != first: time.sleep(100)
 os._exit(1)'";
-    // Where nobody else counts memory, sixty-four of these have more than that in common.
+    // More memory: without a cgroup, sixty-four of these processes need more than the usual limit together.
     let roomy = ResourceLimits { memory_bytes: Some(1 << 30), ..limits() };
     for ran in bombed_within(roomy, script).await {
         let Some(overrun) = ran.exit.overrun.clone() else { panic!("{ran:?}") };
@@ -126,7 +129,7 @@ except RuntimeError: pass
 print(made, flush=True)
 time.sleep(0.2)
 import os; os._exit(1)'";
-    // Each thread has a stack, which counts where each process's memory is limited by itself.
+    // More memory: without a cgroup, the stacks of the threads count to the memory of the process.
     let roomy = ResourceLimits { memory_bytes: Some(1 << 30), ..limits() };
     for ran in bombed_within(roomy, script).await {
         assert!(ran.stdout.trim().parse::<u64>().unwrap() < 64, "{ran:?}");
@@ -143,7 +146,7 @@ async fn a_memory_bomb_on_the_heap_is_ended() {
     assert!(after < before + 16 * 1024, "the executor has grown from {before} to {after} KiB");
 }
 
-/// How much memory this process has at the moment.
+/// Returns the current memory of this process.
 fn resident_kib() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
@@ -199,7 +202,7 @@ async fn much_written_by_many_processes_is_stopped() {
 
 #[tokio::test]
 async fn a_sparse_file_takes_no_room_beyond_its_size() {
-    // Its size is limited, whatever it holds.
+    // The size of a file is limited, even if the file is sparse.
     overruns("truncate -s 500M sparse", &[DISK]).await;
     let mut arena = Arena::new();
     arena.confinement.limits = limits();
@@ -236,17 +239,17 @@ async fn many_small_files_are_stopped() {
     }
 }
 
-/// Ways for a script to be in a folder that cannot be looked into from where the workspace begins, in Python.
+/// Python code that enters a folder which a scan of the workspace has difficulty to read.
 const OUT_OF_SIGHT: [&str; 3] = [
-    // It can be entered and written to, and not be read.
+    // It can be entered and written to, but not read.
     "os.mkdir(top); os.chmod(top, 0o300); os.chdir(top)",
-    // It is deep.
+    // It is deeply nested.
     "os.mkdir(top); os.chdir(top)\nfor _ in range(100): os.mkdir('d'); os.chdir('d')",
-    // It has a path that is longer than paths may be.
+    // Its path is longer than the limit of paths.
     "os.mkdir(top); os.chdir(top)\nfor _ in range(20): os.mkdir('d' * 250); os.chdir('d' * 250)",
 ];
 
-/// A script that goes out of sight and makes this many files there.
+/// Returns a script that enters such a folder and makes this many files there.
 fn out_of_sight(way: &str, files: u32) -> String {
     format!(
         "python3 -c \"import os, time\ntop = f'top-{{time.time_ns()}}'\n{way}\nfor i in range({files}): open(str(i), 'w').close()\ntime.sleep(0.3)\" && echo fine"
@@ -255,22 +258,23 @@ fn out_of_sight(way: &str, files: u32) -> String {
 
 #[tokio::test]
 async fn many_files_out_of_sight_are_stopped() {
-    // Where it is the growth of the whole file system that counts, somebody else may write more than this makes files.
+    // If the growth of the whole file system counts, other processes may write so much that the limit of bytes is
+    // passed first.
     for way in OUT_OF_SIGHT {
         overruns(&out_of_sight(way, 20_000), &[FILES, DISK]).await;
     }
-    // One folder after the other is closed once it has something in it.
+    // Fills ten folders, and makes each unreadable afterwards.
     let closing = "python3 -c \"import os, time\nfor n in range(10):\n    top = f'top-{time.time_ns()}'; os.mkdir(top)\n    \
                    for i in range(1500): open(f'{top}/{i}', 'w').close()\n    os.chmod(top, 0o400)\ntime.sleep(0.3)\"";
     overruns(closing, &[FILES, DISK]).await;
 }
 
-/// A script that writes 900 MB into a folder that cannot be read, a child that nobody waits for after the other.
+/// A script that writes 900 MB into an unreadable folder, by children that are not waited for.
 const WRITTEN_OUT_OF_SIGHT: &str = r#"top=top-$RANDOM; mkdir -m 0300 $top; cd $top; exec perl -e '$SIG{CHLD} = "IGNORE"; for my $i (1..100) { if (!fork) { open(F, ">part-$i"); print F "x" x (9 << 20); close F; exit } select(undef, undef, undef, 0.03); } exit 1'"#;
 
 #[tokio::test]
 async fn much_written_out_of_sight_by_children_that_nobody_waits_for_is_stopped() {
-    // Somebody else may make more files meanwhile than this writes.
+    // Other processes may make so many files meanwhile that the limit of files is passed first.
     overruns(WRITTEN_OUT_OF_SIGHT, &[FILES, DISK]).await;
 }
 
@@ -303,7 +307,7 @@ async fn what_others_remove_does_not_hide_what_is_written_out_of_sight() {
 #[tokio::test]
 async fn what_is_out_of_sight_and_within_the_limits_is_fine() {
     let mut arena = Arena::new();
-    // With room for what others do meanwhile.
+    // High limits, since other processes write to the same file system meanwhile.
     arena.confinement.limits = ResourceLimits { disk_bytes: Some(8 << 30), disk_files: Some(1_000_000), ..limits() };
     for way in OUT_OF_SIGHT {
         assert_eq!(arena.run(Place::Own, &out_of_sight(way, 500)).await, "fine\n", "{way}");
@@ -317,7 +321,7 @@ async fn what_others_make_on_the_same_disk_is_not_counted() {
     arena.confinement.limits = limits();
     let beside = arena.root.join("many");
     std::fs::create_dir(&beside).unwrap();
-    // Deep folders can be looked into, and what the command cannot enter it cannot fill.
+    // Deep folders can be scanned, and a command cannot write to a folder that it cannot enter.
     std::fs::create_dir_all(arena.workspace.join("d/".repeat(100))).unwrap();
     if is_root() {
         let theirs = arena.workspace.join("theirs");
@@ -334,7 +338,7 @@ async fn what_others_make_on_the_same_disk_is_not_counted() {
         tokio::task::yield_now().await;
         std::fs::write(arena.workspace.join("go"), "").unwrap();
     };
-    // The run must be under way before the others begin.
+    // The command must be running before the others begin.
     let others = async {
         tokio::time::sleep(std::time::Duration::from_millis(300)).await;
         others.await;
@@ -359,7 +363,7 @@ async fn private_folders_are_limited_by_the_call_and_not_by_whoever_built_the_sa
     ] {
         let small = arena.confinement(place);
         let large = wieldy_core::Confinement { limits: large, ..small.clone() };
-        // What was there before is not the call's.
+        // Files from before the call do not count for it.
         for (confinement, overrun) in [(&large, None), (&small, Some(passed)), (&large, None)] {
             let ran = arena.run_in(confinement, script).await.unwrap();
             let found = ran.exit.overrun.as_ref().map(|overrun| (overrun.limit, overrun.allowed));
@@ -398,7 +402,7 @@ async fn a_session_has_limits_of_its_own_for_all_of_its_calls() {
     let confinement = arena.confinement(Arena::session("small"));
     let hold =
         |mib: u32| format!("python3 -c 'x = bytearray({mib} << 20); import time; time.sleep(2); print(\"fine\")'");
-    // Each for itself is fine.
+    // Each alone is fine.
     for _ in 0..2 {
         let ran = arena.run_in(&confinement, &hold(70)).await.unwrap();
         assert_eq!(ran.stdout, "fine\n", "{ran:?}");
@@ -406,7 +410,7 @@ async fn a_session_has_limits_of_its_own_for_all_of_its_calls() {
     assert_exceed(&arena, &confinement, &confinement).await;
 }
 
-/// Two commands of 80 MiB at once are too much for 120 MiB.
+/// Asserts that two commands of 80 MiB at once pass a limit of 120 MiB.
 async fn assert_exceed(arena: &Arena, one: &Confinement, two: &Confinement) {
     let script = "python3 -c 'x = bytearray(80 << 20); import time; time.sleep(2); print(\"fine\")'";
     let (one, two) = tokio::join!(arena.run_in(one, script), arena.run_in(two, script));
@@ -430,14 +434,14 @@ async fn a_session_with_several_sandboxes_has_no_more_than_one_with_one() {
     let without = arena.confinement(Arena::session("small"));
     let with = Confinement { network: Network::Open, ..without.clone() };
     let other = Confinement { network: Network::Hosts(vec!["one.example".into()]), ..without.clone() };
-    // Also when they are all new at once, and when the first one is gone.
+    // Also when all sandboxes are new, and after the first one has ended.
     assert_exceed(&arena, &without, &with).await;
     let mut first = arena.native.list();
     first.sort_by_key(|one| one.created_at);
     assert!(arena.native.destroy(&first[0].sandbox.id).await);
     assert_exceed(&arena, &other, &with).await;
     assert_exceed(&arena, &other, &without).await;
-    // The neighbour has as much again.
+    // The neighbour has a limit of its own.
     let neighbour = Confinement { place: Arena::session("neighbour"), ..with.clone() };
     let fine = "python3 -c 'x = bytearray(80 << 20); import time; time.sleep(2); print(\"fine\")'";
     let (one, two) = tokio::join!(arena.run_in(&without, fine), arena.run_in(&neighbour, fine));
@@ -460,7 +464,7 @@ async fn what_a_session_writes_is_limited_for_all_of_its_calls() {
         }
         assert_eq!(ran.exit.overrun, None, "{ran:?}");
     }
-    // Who loses its sandbox does not begin anew.
+    // A session that loses its sandbox keeps its use.
     for one in arena.native.list() {
         assert!(arena.native.destroy(&one.sandbox.id).await);
     }
@@ -470,13 +474,13 @@ async fn what_a_session_writes_is_limited_for_all_of_its_calls() {
         let all = overrun.session_used.unwrap();
         assert!((70 * MIB..140 * MIB).contains(&all) && overrun.used < 70 * MIB, "{overrun:?}");
     }
-    // What was written just before a call is taken for its own, as files have the time of the last tick.
+    // Files written just before a call count for it, since files get the time of the last tick. So wait.
     tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     let ran = arena.run_in(&without, "cat one | wc -c").await.unwrap();
     assert_eq!(ran.stdout, format!("{}\n", 30 * MIB), "{ran:?}");
 }
 
-/// The private folders of a session are as large as its limit, so its calls fill them together.
+/// The private folders of a session are as large as the session's limit, so its calls fill them together.
 #[tokio::test]
 async fn a_call_that_finds_its_sessions_private_folder_full_is_told_its_own_part() {
     let mut arena = Arena::new();
@@ -517,12 +521,12 @@ async fn what_a_session_makes_is_limited_for_all_of_its_calls() {
         let ran = arena.run_in(confinement, &make(folder, 1200)).await.unwrap();
         assert_eq!(ran.exit.overrun, None, "{folder}: {ran:?}");
     }
-    // What is made and goes again, and what is only changed, is nothing that was made.
+    // Files that are removed again, or only changed, do not count as made.
     let busy = "for i in 1 2 3 4 5; do mkdir d; (cd d; touch {1..300}); rm -r d; done; for i in {0..299}; do echo x > one/$i; done";
     for _ in 0..2 {
         assert_eq!(arena.run_in(&without, busy).await.unwrap().exit.overrun, None);
     }
-    // Who loses its sandbox does not begin anew.
+    // A session that loses its sandbox keeps its use.
     for one in arena.native.list() {
         assert!(arena.native.destroy(&one.sandbox.id).await);
     }
@@ -532,10 +536,11 @@ async fn what_a_session_makes_is_limited_for_all_of_its_calls() {
         let all = overrun.session_used.unwrap();
         assert!((3001..6000).contains(&all) && overrun.used <= 1600, "{folder}: {overrun:?}");
     }
-    // A single one more, which is made before anybody looks.
+    // One more file, made before the supervisor checks.
     let mut told = None;
     for number in 0..50 {
-        // Where others remove files of the same file system meanwhile, it looks as if none had been made.
+        // If other processes remove files from the same file system meanwhile, the new file is not noticed. So try
+        // again.
         let ran = arena.run_in(&without, &format!("echo x > last-{number}")).await.unwrap();
         told = ran.exit.overrun.map(|overrun| (overrun.limit, overrun.allowed));
         if told.is_some() {
@@ -543,7 +548,8 @@ async fn what_a_session_makes_is_limited_for_all_of_its_calls() {
         }
     }
     assert_eq!(told, Some(("disk_files", 3000)));
-    // Whoever makes none goes on, and so does the neighbour. What was made just before a call has the time of its beginning.
+    // Calls that make no file still work, and so does the neighbour. Wait, since files made just before a call count
+    // for it.
     tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     assert_eq!(arena.run_in(&without, "cat one/7").await.unwrap().stdout, "x\n");
     let fine = arena.run_in(&neighbour, "touch five && echo fine").await.unwrap();

@@ -1,4 +1,4 @@
-//! Promise 10, where memory is not a process's: files in `/dev/shm` and `/tmp` are kept in memory and count to the limit.
+//! Tests promise 10 for files in memory: those in `/dev/shm` and `/tmp` count to the memory limit.
 
 use wieldy_core::{Ended, Place, ResourceLimits};
 
@@ -7,7 +7,7 @@ use super::limits::is_by_kernel;
 
 const MIB: u64 = 1 << 20;
 
-/// An arena whose calls may have 96 MiB of memory and much of the disk.
+/// Returns an arena whose calls have a limit of 96 MiB of memory and a high limit of the disk.
 fn arena() -> Arena {
     let mut arena = Arena::new();
     let memory_bytes = Some(96 * MIB);
@@ -15,7 +15,7 @@ fn arena() -> Arena {
     arena
 }
 
-/// Returns the limit that a script passed and what was allowed; it must not get to its end where it passed one.
+/// Returns the limit that a script passed, with the allowed amount. A script that passed none must succeed.
 async fn passed(arena: &Arena, place: Place, script: &str) -> Option<(&'static str, u64)> {
     let ran = arena.run_in(&arena.confinement(place), script).await.unwrap();
     let overrun = ran.exit.overrun.as_ref().map(|overrun| (overrun.limit, overrun.allowed));
@@ -30,11 +30,11 @@ async fn files_in_private_folders_count_to_the_memory() {
     for script in [
         "for i in 1 2 3 4; do head -c 40M /dev/zero > /dev/shm/$i || exit; done; sleep 2; echo fine",
         "for i in 1 2 3 4; do head -c 40M /dev/zero > /tmp/$i || exit; done; sleep 2; echo fine",
-        // It has ended before the watcher looks often.
+        // It ends after only a few checks of the supervisor.
         "head -c 160M /dev/zero > /dev/shm/large && echo fine",
-        // A file without a name is there as long as it is open.
+        // A removed file exists as long as it is open.
         "exec 3<> /tmp/open && rm /tmp/open && head -c 160M /dev/zero >&3 && sleep 2 && echo fine",
-        // Neither alone is too much.
+        // Neither alone passes the limit.
         "head -c 60M /dev/zero > /tmp/half && python3 -c 'x = bytearray(60 << 20); import time; time.sleep(2)' && echo fine",
     ] {
         for place in [Place::Own, Arena::session("bomber")] {
@@ -66,7 +66,7 @@ for _ in range(3): os.wait()";
 #[tokio::test]
 async fn files_that_a_session_leaves_count_to_its_memory() {
     if is_by_kernel("memory_bytes").await {
-        // There the kernel may choose the sandbox's first process, which is a crash for the call.
+        // There the kernel may kill the init of the sandbox, which is a crash for the call.
         return super::arena::say("files that a session leaves: the kernel counts them here, not the watcher");
     }
     let mut arena = arena();

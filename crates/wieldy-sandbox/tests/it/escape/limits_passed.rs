@@ -1,4 +1,4 @@
-//! Promise 10 once more: ways to pass a limit without being seen, and limits that somebody else got over.
+//! Tests promise 10 for hidden ways to pass a limit, and for limits that a command passes without failing.
 
 use wieldy_core::{Ended, Enforcer, Level, Overrun, Place, ResourceLimits, Sandbox};
 
@@ -31,7 +31,7 @@ fn limits() -> ResourceLimits {
     }
 }
 
-/// The limit that a script runs into in a sandbox of its own, and what was allowed; with what it printed.
+/// Returns the limit that a script passes in a sandbox of its own, with the allowed amount, and its output.
 async fn passed(arena: &Arena, script: &str) -> (Option<(&'static str, u64)>, String) {
     let ran = arena.run_in(&arena.confinement(Place::Own), script).await.unwrap();
     let overrun = ran.exit.overrun.as_ref().map(|Overrun { limit, allowed, used, .. }| {
@@ -41,22 +41,23 @@ async fn passed(arena: &Arena, script: &str) -> (Option<(&'static str, u64)>, St
     (overrun, ran.stdout)
 }
 
-/// Ways to have so many MiB that are not a process's own, in Python; after each there is time to look.
+/// Returns Python scripts that use so many MiB of memory shared between processes, each with a pause for the check at
+/// the end.
 fn shared(mib: u32) -> [String; 6] {
     let begin =
         format!("import ctypes, mmap, os, threading, time\nlibc, bytes_wanted = ctypes.CDLL(None), {mib} << 20\n");
     [
-        // Shared with children to come.
+        // Shared with future children.
         "m = mmap.mmap(-1, bytes_wanted)\nfor i in range(0, bytes_wanted, 4096): m[i] = 1",
-        // Files without a name, written and not mapped.
+        // Memfds, written and not mapped.
         "fds = [os.memfd_create(str(i)) for i in range(4)]\nfor fd in fds:\n    for _ in range(4): os.write(fd, bytes(bytes_wanted // 16))",
-        // Such a file, mapped.
+        // A memfd, mapped.
         "fd = os.memfd_create('m'); os.ftruncate(fd, bytes_wanted); m = mmap.mmap(fd, bytes_wanted)\n\
          for i in range(0, bytes_wanted, 4096): m[i] = 1",
-        // A segment of System V, mapped.
+        // A System V segment, mapped.
         "libc.shmat.restype = ctypes.c_void_p; id = libc.shmget(0, ctypes.c_size_t(bytes_wanted), 0o1600)\n\
          at = libc.shmat(id, None, 0); ctypes.memset(at, 1, bytes_wanted); libc.shmctl(id, 0, None)",
-        // The same, not mapped any more.
+        // A System V segment, not mapped any more.
         "libc.shmat.restype = ctypes.c_void_p; id = libc.shmget(0, ctypes.c_size_t(bytes_wanted), 0o1600)\n\
          at = libc.shmat(id, None, 0); ctypes.memset(at, 1, bytes_wanted); libc.shmdt(ctypes.c_void_p(at))",
         // In a process whose first thread has ended.
@@ -72,7 +73,7 @@ async fn memory_that_processes_share_counts(arena: Arena) {
     for script in shared(400) {
         assert_eq!(passed(&arena, &script).await, (Some(("memory_bytes", 96 * MIB)), String::new()), "{script}");
     }
-    // None of it counts twice, and what several processes have in common counts once.
+    // No memory counts twice, and memory that several processes share counts once.
     for script in shared(60) {
         assert_eq!(passed(&arena, &script).await, (None, "fine\n".into()), "{script}");
     }
@@ -90,7 +91,7 @@ async fn a_process_that_is_killed_for_memory_is_told_whatever_comes_after(arena:
     let script = "echo before; python3 -c 'x = bytearray(300 << 20)' 2>/dev/null; echo after";
     let told = (Some(("memory_bytes", 96 * MIB)), "before\nafter\n".into());
     assert_eq!(passed(&arena, script).await, told);
-    // What the kernel only takes back, since it is in files, is nobody's harm.
+    // Page cache does no harm: the kernel can free it.
     let cache = "head -c 60M /dev/zero > file; cat file file file > /dev/null; head -c 60M /dev/urandom > file; rm file; echo fine";
     let arena = with(arena, ResourceLimits { disk_bytes: Some(1 << 30), ..limits() });
     assert_eq!(passed(&arena, cache).await, (None, "fine\n".into()));
@@ -98,20 +99,20 @@ async fn a_process_that_is_killed_for_memory_is_told_whatever_comes_after(arena:
 
 async fn what_is_cut_off_for_the_disk_is_told_whatever_comes_after(arena: Arena) {
     let arena = with(arena, ResourceLimits { memory_bytes: Some(1 << 30), ..limits() });
-    // In containers nobody looks into private folders.
+    // In containers the private folders are not checked.
     let is_native = arena.sandbox.level() == Level::Native;
     let folders: &[&str] = if is_native { &[".", "/tmp", "/dev/shm"] } else { &["."] };
     for folder in folders {
         let script = format!("head -c 100M /dev/zero 2>/dev/null > {folder}/huge; echo after");
         let told = (Some(("disk_bytes", 64 * MIB)), "after\n".to_owned());
-        // Where somebody looked before it was over, it was ended there.
+        // If the limit was checked before the command was over, the command was ended.
         let found = passed(&arena, &script).await;
         assert!(found == told || found == (told.0, String::new()), "{folder}: {found:?}");
         let fine = format!("head -c 50M /dev/zero > {folder}/large && rm {folder}/large && echo fine");
         std::fs::remove_file(arena.workspace.join("huge")).unwrap_or_default();
         assert_eq!(passed(&arena, &fine).await, (None, "fine\n".into()), "{folder}");
     }
-    // A shell tells of a signal by its own code.
+    // A shell reports a signal by its exit code.
     assert_eq!(passed(&arena, "truncate -s 500M sparse; exit $?").await.0, Some(("disk_bytes", 64 * MIB)));
 }
 
@@ -125,7 +126,7 @@ async fn private_folders_may_be_small() {
     let parts = "for i in 1 2 3; do head -c 4M /dev/zero > /tmp/$i || exit 1; done";
     assert_eq!(passed(&arena, parts).await.0, Some(("disk_bytes", 8 * MIB)));
     assert_eq!(passed(&arena, "head -c 6M /dev/zero > /tmp/some && echo fine").await, (None, "fine\n".into()));
-    // A size of 0 is no limit to the kernel.
+    // The kernel takes the size 0 of a file system for no limit.
     let arena = with(arena, ResourceLimits { disk_bytes: Some(0), ..limits() });
     let script = "for i in {1..9}; do head -c 4M /dev/zero > /tmp/$i; done; exit 0";
     let ran = arena.run_in(&arena.confinement(Place::Own), script).await.unwrap();
@@ -149,7 +150,7 @@ async fn the_room_of_a_session_that_is_used_up_is_told_whatever_comes_after() {
         told = ran.exit.overrun.map(|overrun| overrun.limit);
     }
     assert_eq!(told, Some("disk_bytes"));
-    // Whoever writes nothing goes on. What was written just before a call has the time of its beginning.
+    // A call that writes nothing still works. Wait, since files written just before a call count for it.
     tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     let ran = arena.run_in(&confinement, "cat one | wc -c").await.unwrap();
     assert_eq!((ran.stdout, ran.exit.overrun), (format!("{}\n", 30 * MIB), None));
@@ -159,7 +160,7 @@ async fn a_refused_process_that_a_command_gets_over_is_no_error(arena: Arena) {
     let arena = with(arena, ResourceLimits { processes: Some(12), ..limits() });
     let script = "python3 -c \"import os, time\ntry:\n    while True:\n        if not os.fork(): time.sleep(9); os._exit(0)\n\
                   except OSError: print('fine', flush=True)\nos.kill(0, 9)\"; echo on";
-    // It kills its whole group, the shell too, so that it is a group of its own.
+    // The script kills its whole process group, so it needs one without the shell.
     let ran = arena.run_in(&arena.confinement(Place::Own), &format!("set -m; {script}")).await.unwrap();
     assert_eq!((ran.exit.ended, ran.exit.overrun, ran.stdout.as_str()), (Ended::Code(0), None, "fine\non\n"));
 }
@@ -189,14 +190,14 @@ async fn as_many_processes_as_are_allowed_can_be_had() {
     let arena = with(Arena::new(), ResourceLimits { processes: Some(8), ..limits() });
     let made = arena.native.create(&arena.confinement(Arena::session("one"))).await.unwrap();
     let by = |limit| made.enforcement.iter().find(|known| known.limit == limit).unwrap().by;
-    // Who cannot write the one control group cannot write the other either.
+    // A user who cannot write one cgroup controller cannot write the other either.
     let expected = if by("memory_bytes") == Enforcer::Kernel { Enforcer::Kernel } else { Enforcer::KernelPerSandbox };
     assert_eq!(by("processes"), expected);
     let script = "for i in {1..7}; do sleep 0.3 & done; wait; echo fine";
     for place in [Place::Own, Arena::session("one")] {
         assert_eq!(arena.run(place, script).await, "fine\n");
     }
-    // One more is refused, also after several calls have run at once, each with a supervisor of its own.
+    // One process more is refused, also after several calls at once, each with a supervisor of its own.
     let together = || arena.run(Arena::session("several"), "sleep 0.2; echo fine");
     assert_eq!(tokio::join!(together(), together(), together()), ("fine\n".into(), "fine\n".into(), "fine\n".into()));
     assert_eq!(arena.run(Arena::session("several"), script).await, "fine\n");

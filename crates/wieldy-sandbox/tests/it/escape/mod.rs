@@ -1,4 +1,5 @@
-//! Attacks on the sandbox, one file for each promise of `SECURITY.md`; each beside a twin that does no harm and must work.
+//! Tests attacks on the sandbox, one file for each promise of `SECURITY.md`. Each attack has a harmless twin that must
+//! work.
 
 pub(crate) mod arena;
 mod calls;

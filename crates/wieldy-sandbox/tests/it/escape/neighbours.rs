@@ -1,4 +1,4 @@
-//! Promise 8: sandboxes know nothing of each other, and leave nothing to each other but the workspace they share.
+//! Tests promise 8: sandboxes do not see each other, and share nothing but a common workspace.
 
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ async fn two_sessions_see_nothing_of_each_other() {
     for place in [Arena::session("attacker"), Place::Own] {
         assert_eq!(arena.run(place, LOOK).await, "done\n");
     }
-    // Twin: within the session, what was left in its folders is there, and the workspace is shared by all.
+    // Twin: the session still has the files in its private folders, and all share the workspace.
     let twin = "twin grep -q canary /tmp/left; twin grep -q canary /dev/shm/left; twin grep -q python /proc/[0-9]*/comm; echo shared > shared; echo done";
     assert_eq!(arena.run(Arena::session("victim"), twin).await, "done\n");
     assert_eq!(arena.run(Arena::session("attacker"), "cat shared").await, "shared\n");

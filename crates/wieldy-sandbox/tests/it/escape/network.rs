@@ -1,4 +1,4 @@
-//! Promise 4: without a network, a command reaches nobody: no address, no name, no socket of the machine.
+//! Tests promise 4: without a network, a command reaches no address, no name and no socket of the machine.
 
 use std::io::ErrorKind;
 use std::net::{TcpListener, UdpSocket};
@@ -10,7 +10,7 @@ use wieldy_core::{Network, Place};
 use super::arena::{Arena, say};
 use super::syscalls::landlock_version;
 
-/// Somebody on the machine who must not be reached.
+/// Listening sockets of the machine that must not be reached.
 struct Listeners {
     tcp: Vec<TcpListener>,
     udp: UdpSocket,
@@ -20,7 +20,7 @@ struct Listeners {
 impl Listeners {
     fn new(arena: &Arena) -> Self {
         let abstract_name = SocketAddr::from_abstract_name(&arena.mark).unwrap();
-        // A machine may have no IPv6.
+        // The machine may have no IPv6.
         let tcp: Vec<_> =
             ["127.0.0.1:0", "0.0.0.0:0", "[::1]:0"].into_iter().filter_map(|a| TcpListener::bind(a).ok()).collect();
         let udp = UdpSocket::bind("0.0.0.0:0").unwrap();
@@ -38,7 +38,7 @@ impl Listeners {
         self.tcp.iter().map(|listener| listener.local_addr().unwrap().port().to_string()).collect::<Vec<_>>().join(" ")
     }
 
-    /// Nobody came.
+    /// Asserts that no connection and no message came.
     fn saw_nothing(&self) {
         for listener in &self.tcp {
             assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
@@ -50,7 +50,7 @@ impl Listeners {
     }
 }
 
-/// The addresses of this machine, its neighbours and the world.
+/// Returns addresses of this machine, its neighbours and the internet.
 fn addresses() -> String {
     let found = UdpSocket::bind("0.0.0.0:0").and_then(|socket| {
         socket.connect("192.0.2.1:9")?;
@@ -130,7 +130,8 @@ async fn with_an_open_network_sockets_without_a_path_are_still_out_of_reach() {
     arena.confinement.network = Network::Open;
     let listeners = Listeners::new(&arena);
     let port = listeners.tcp[0].local_addr().unwrap().port();
-    // They are of the network. Landlock knows them from version 6 on, and before that nobody does.
+    // Abstract sockets belong to the network namespace. Landlock restricts them from version 6 on; before, nothing
+    // does.
     let connect = match landlock_version() {
         6.. => {
             format!("attack python3 -c 'import socket; socket.socket(socket.AF_UNIX).connect(\"\\0{}\")'", arena.mark)

@@ -1,4 +1,4 @@
-//! Promise 5: a command has no privileges, and no way to any, for itself or for others.
+//! Tests promise 5: a command has no privileges, and cannot gain any for itself or for other processes.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -58,7 +58,7 @@ async fn a_command_has_no_rights_and_gains_none(arena: Arena) {
         twin nice -n 5 true
         twin bash -c 'ulimit -n 512; true'
     "#;
-    // `nice` says so and goes on without.
+    // `nice` prints a warning and still runs the command.
     arena.attack(&script.replace("attack nice -n -5 true\n", "")).await;
 }
 
@@ -71,8 +71,8 @@ async fn device_files_cannot_be_made(arena: Arena) {
         .await;
 }
 
-/// As root, what a command makes belongs to the workspace's owner: such a program would give that owner's rights to whoever
-/// can reach the workspace from outside.
+/// If the executor is root, a command's files belong to the workspace's owner. A setuid program would give the owner's
+/// rights to every user who can reach the workspace from outside.
 async fn programs_that_change_their_user_cannot_be_made(arena: Arena) {
     let script = r#"
         cp /usr/bin/id program
@@ -101,6 +101,6 @@ async fn programs_that_change_their_user_do_not_in_a_sandbox(arena: Arena) {
     fs::copy("/usr/bin/id", &program).unwrap();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o6755)).unwrap();
     assert_eq!(fs::metadata(&program).unwrap().mode() & 0o6000, 0o6000);
-    // Whoever the owner is, the command is still who it was.
+    // The owner of the program does not matter: the command keeps its own user.
     arena.attack("twin test \"$(./program)\" = \"$(/usr/bin/id)\"; attack test \"$(./program -u)\" = 0").await;
 }

@@ -1,4 +1,4 @@
-//! Promise 6: a command sees and reaches no process but those of its own call.
+//! Tests promise 6: a command sees and reaches only the processes of its own call.
 
 use std::process::{Child, Stdio};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use super::arena::{Arena, say};
 use super::syscalls::landlock_version;
 use crate::world::Printed;
 
-/// A process of the machine, to be found, read or killed.
+/// A process of the machine that attacks try to find, read or kill.
 struct Victim(Child);
 
 impl Victim {
@@ -27,8 +27,8 @@ impl Drop for Victim {
     }
 }
 
-/// Attacks by signals within a session, where Landlock knows of them. Where it does not, they end that session's sandbox and nothing else, as
-/// `ending.rs` tries; those on processes outside fail everywhere.
+/// Returns attacks by signals within a session, if Landlock restricts signals. If not, such signals only end that
+/// session's sandbox, as `ending.rs` tests. Signals to processes outside fail everywhere.
 fn signals(attacks: &'static str) -> &'static str {
     match landlock_version() {
         6.. => attacks,
@@ -83,7 +83,7 @@ async fn processes_of_the_machine_are_neither_seen_nor_signalled_nor_read() {
     );
     arena.attack(&script.replace("attack kill -9 -1\n", "")).await;
     assert!(victim.0.try_wait().unwrap().is_none(), "the victim was killed");
-    // To signal everybody reaches nobody but the caller's own call.
+    // A signal to all processes reaches only those of the caller's own call.
     let ran =
         arena.run_in(&arena.confinement(Arena::session("one")), "sleep 1000 & kill -TERM -1; sleep 0.1; echo on").await;
     drop(ran);

@@ -1,4 +1,5 @@
-//! Promise 3: what programs outside of the sandbox would execute stays as it is, also where it does not exist yet.
+//! Tests promise 3: files that programs outside of the sandbox would execute stay unchanged, and missing ones cannot be
+//! made.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
@@ -24,7 +25,7 @@ attacks! {
     a_read_only_workspace_is_used_and_holds_nothing
 }
 
-/// What is tried on each protected path.
+/// Shell functions with the attacks on each protected path.
 const FUNCTIONS: &str = r#"
     tamper() {
         for path in "$@"; do
@@ -80,7 +81,7 @@ async fn what_does_not_exist_yet_cannot_be_made(arena: Arena) {
     for id in kept {
         assert!(arena.sandbox.destroy(&id).await);
     }
-    // What was there only to be protected is gone again.
+    // The placeholders are gone again.
     let names = || fs::read_dir(&workspace).unwrap().flatten().map(|entry| entry.file_name()).collect::<Vec<_>>();
     for _ in 0..500 {
         if names() == ["own"] {
@@ -102,7 +103,7 @@ async fn a_repository_can_be_made_but_not_its_hooks() {
         attack mv .git elsewhere
         attack rm -rf .git/hooks
         echo done";
-    // Not the first call, since then others have held the places before.
+    // Not the first call of the workspace, so earlier sandboxes have held the paths.
     assert_eq!(arena.run(Place::Own, "echo done").await, "done\n");
     assert_eq!(arena.run(Place::Own, "sleep 0.3; echo done").await, "done\n");
     assert_eq!(arena.run(Place::Own, script).await, "done\n");
@@ -181,7 +182,7 @@ async fn what_runs_on_a_persons_machine_is_protected_where_it_exists() {
     arena.attack(script).await;
 }
 
-/// Sandboxes come and go; what one has put there for protection must hold for all others.
+/// The placeholders of one sandbox must protect all other sandboxes of the workspace, also after its end.
 async fn protection_holds_when_another_sandbox_of_the_same_workspace_ends(arena: Arena) {
     arena.run(Place::Own, "true").await;
     let session = Arena::session("long");
@@ -196,7 +197,7 @@ async fn protection_holds_when_another_sandbox_of_the_same_workspace_ends(arena:
     assert_eq!(arena.run(session, &script).await, "done\n");
 }
 
-/// The same, by another executor.
+/// Plays another executor in the same workspace.
 #[tokio::test]
 async fn protection_holds_when_another_executor_ends() {
     let arena = Arena::new();
@@ -215,7 +216,7 @@ async fn protection_holds_when_another_executor_ends() {
     );
 }
 
-/// A lock that a command takes on what is protected keeps nobody else from the workspace.
+/// A lock that a command takes on a protected file does not block other sandboxes of the workspace.
 #[tokio::test]
 async fn locks_of_commands_keep_no_sandbox_from_being_made() {
     let arena = Arc::new(Arena::new());
@@ -242,7 +243,8 @@ print(\"ready\"); time.sleep(1000)'";
     locker.await.unwrap().unwrap();
 }
 
-/// A person works in the same folder: programs replace files by new ones of the same name, and a mount goes with the old one.
+/// The user's programs replace files in the same folder by new ones of the same name, and a mount goes with the old
+/// file.
 #[tokio::test]
 async fn protection_holds_when_a_person_replaces_what_is_protected() {
     let arena = Arena::with(1);
@@ -268,7 +270,7 @@ async fn protection_holds_when_a_person_replaces_what_is_protected() {
     arena.rest().await;
 }
 
-/// What runs already when a person replaces something would find the new one open.
+/// A running command would have access to the new file when the user replaces a hidden or protected one.
 #[tokio::test]
 async fn what_runs_when_a_person_replaces_what_it_must_not_touch_is_ended_with_the_reason() {
     let arena = Arc::new(Arena::new());
@@ -280,7 +282,7 @@ async fn what_runs_when_a_person_replaces_what_it_must_not_touch_is_ended_with_t
         [(Arena::session("long"), ".env"), (Place::Own, ".git/config"), (Arena::session("long"), ".git/config")]
     {
         let printed = Arc::<Printed>::default();
-        // It is not the fastest: what it could do in the first second is not promised.
+        // The command waits: the first second after a replacement is not promised.
         let script = "echo ready; sleep 4; attack bash -c 'echo evil >> .git/config'; attack grep canary .env; echo late; sleep 1000";
         let running = tokio::spawn({
             let (arena, printed, place) = (arena.clone(), printed.clone(), place.clone());
@@ -303,10 +305,10 @@ async fn what_runs_when_a_person_replaces_what_it_must_not_touch_is_ended_with_t
     }
 }
 
-/// A sandbox to come has covered what is hidden in the system before anybody knows what it will be used for.
+/// A warm init has masked the hidden paths of the system before its workspace is known.
 #[tokio::test]
 async fn what_is_hidden_ahead_stays_hidden_when_a_person_replaces_it() {
-    // Only root can put something there.
+    // Only root can write to `/opt`.
     if !is_root() {
         return;
     }
@@ -329,7 +331,7 @@ async fn what_is_hidden_ahead_stays_hidden_when_a_person_replaces_it() {
     arena.rest().await;
 }
 
-/// Whoever comes later must not take what the first one holds for somebody's own: then nobody would remove it.
+/// The second executor must not take the first one's placeholders for the user's files: then neither would remove them.
 #[tokio::test]
 async fn what_two_executors_hold_is_gone_after_the_last_one() {
     for first_ends_first in [true, false] {
@@ -378,7 +380,7 @@ async fn another_executor() {
     assert_eq!(arena.run(Place::Own, "attack touch .claude/evil; echo done").await, "done\n");
 }
 
-/// A command exchanges a folder for a link, again and again, while other sandboxes are made around it.
+/// A command replaces a folder by a link, again and again, while other sandboxes of the workspace are made.
 #[tokio::test]
 async fn a_link_that_comes_and_goes_never_moves_a_mount() {
     let arena = Arc::new(Arena::new());
@@ -435,14 +437,14 @@ async fn places_held_for_protection_belong_to_the_owner_of_the_workspace(arena: 
     }
 }
 
-/// As empty as what is made to hold a place, but not made for that.
+/// The user's files are as empty as placeholders, but are not placeholders.
 #[tokio::test]
 async fn what_people_make_where_a_place_was_held_is_theirs() {
     let arena = Arena::new();
     let names = [".vscode", "wieldy.toml", ".zed"].map(|name| arena.workspace.join(name));
     let are_there = || names.each_ref().map(|path| path.exists());
     for place in [Place::Own, Arena::session("theirs")] {
-        // By then the plan is known, and which places are held for it.
+        // After the second call the plan and its placeholders are cached.
         for _ in 0..2 {
             arena.run(Place::Own, "true").await;
         }
@@ -461,7 +463,7 @@ async fn what_people_make_where_a_place_was_held_is_theirs() {
     }
 }
 
-/// A person's next `git status` must not obey settings that a command wrote.
+/// The user's next `git status` must not follow settings that a command wrote.
 async fn the_workspace_becomes_no_bare_repository(arena: Arena) {
     git(&arena.workspace, &["init", "-q"]);
     let script = r#"
@@ -480,9 +482,9 @@ async fn the_workspace_becomes_no_bare_repository(arena: Arena) {
     assert_eq!(status(), (false, false));
     destroy_all(&arena).await;
     assert_eq!(status(), (false, false));
-    // The twin: a person who has folders of these names keeps them, and git works.
+    // The twin: a user's own folders of these names stay, and git works.
     fs::write(arena.workspace.join(".git/HEAD"), "ref: refs/heads/main\n").unwrap();
-    // A container of its own is removed beside the answer, and its placeholders with it.
+    // The container of a single call is removed in the background, and its placeholders with it.
     let refs = arena.workspace.join("refs");
     eventually(PATIENCE, "the placeholder is gone", || !refs.exists()).await;
     fs::create_dir(refs).unwrap();
@@ -491,7 +493,7 @@ async fn the_workspace_becomes_no_bare_repository(arena: Arena) {
     assert_eq!(status(), (true, false));
 }
 
-/// A file of a name that is a folder in repositories stays, in every sandbox of the workspace.
+/// A file whose name is that of a folder in git repositories stays, in every sandbox of the workspace.
 #[tokio::test]
 async fn a_file_in_place_of_a_repositorys_folder_stays() {
     for name in ["refs", "objects"] {
@@ -515,10 +517,10 @@ async fn destroy_all(arena: &Arena) {
     }
 }
 
-/// A file where a file is expected, with content that says nothing; git in the sandbox takes none of them.
+/// Placeholders have the expected type and neutral content; git in the sandbox does not add them.
 async fn placeholders_are_nothing_to_their_readers(arena: Arena) {
     git(&arena.workspace, &["init", "-q"]);
-    // Left behind by an older version after a crash, and of another type.
+    // A placeholder of another type, left by a crashed older version.
     let left = arena.workspace.join("opencode.json");
     fs::create_dir(&left).unwrap();
     let has_marks = rustix::fs::setxattr(&left, PLACEHOLDER_MARK, b"", rustix::fs::XattrFlags::CREATE).is_ok();
@@ -532,7 +534,7 @@ async fn placeholders_are_nothing_to_their_readers(arena: Arena) {
     let held = [".mcp.json", "wieldy.toml", ".vscode", "refs", "opencode.json", "new"];
     let held = held.map(|name| is_placeholder(&arena.workspace.join(name)));
     assert_eq!(held, [true, true, true, true, true, false]);
-    // A person writes one of them.
+    // The user writes to one of them.
     fs::write(arena.workspace.join(".mcp.json"), "{}").unwrap();
     assert!(!is_placeholder(&arena.workspace.join(".mcp.json")));
     destroy_all(&arena).await;
@@ -560,7 +562,7 @@ async fn a_read_only_workspace_is_used_and_holds_nothing(mut arena: Arena) {
     fs::set_permissions(&arena.workspace, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// Placeholders are away while a sandbox is idle, and everything is protected again before the next command.
+/// Placeholders are removed while a sandbox is idle, and all paths are protected again before the next command.
 #[tokio::test]
 async fn placeholders_go_while_a_sandbox_is_idle_and_come_back_before_the_next_command() {
     let arena = Arena::with(1);
@@ -587,7 +589,7 @@ async fn placeholders_go_while_a_sandbox_is_idle_and_come_back_before_the_next_c
         assert!(names().contains(std::ffi::OsStr::new("refs")));
         assert_eq!(arena.run(Place::Own, "attack touch .claude/evil; attack mkdir refs/x; echo done").await, "done\n");
     }
-    // A person uses the pause: the new files are protected as they are, and the sandbox goes on.
+    // The user makes files meanwhile: they are protected as they are, and the sandbox still works.
     eventually(PATIENCE, "nothing is held", || names().is_empty()).await;
     fs::write(arena.workspace.join(".mcp.json"), "{\"mcpServers\": 1}").unwrap();
     git(&arena.workspace, &["init", "-q"]);

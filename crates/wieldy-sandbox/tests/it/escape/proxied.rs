@@ -1,4 +1,5 @@
-//! Promise 4, with a list of hosts: those are reached through the executor's proxy, nobody else is, and there is no other way out.
+//! Tests promise 4 with a list of hosts: only these are reached, through the executor's proxy, and there is no other
+//! way out.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -9,12 +10,12 @@ use wieldy_core::{Breach, Level, Network, Place};
 
 use super::arena::Arena;
 
-/// A web server that says `hello`; how often it was asked.
+/// Starts a web server that answers `hello`. Returns its port and its number of requests.
 fn server() -> (u16, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (port, asked) = (listener.local_addr().unwrap().port(), Arc::new(AtomicUsize::new(0)));
     let count = asked.clone();
-    // Ends with the test's process.
+    // The thread ends with the test's process.
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let mut stream = stream.unwrap();

@@ -1,4 +1,4 @@
-//! Promise 1: a command reads what was granted, and nothing else of the machine.
+//! Tests promise 1: a command reads only the granted files of the machine.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -46,7 +46,7 @@ async fn secrets_of_the_machine_and_of_others_cannot_be_read(arena: Arena) {
         "#,
         canary = arena.canary.replace(' ', "."),
     );
-    // The canary's text itself must not be in the script, or grep finds it in its own command line.
+    // The script must not contain the canary's text, or grep finds it in its own command line.
     arena.attack(&script).await;
 }
 
@@ -113,7 +113,7 @@ async fn secrets_in_deeper_folders_of_the_workspace_are_hidden() {
     assert_eq!(arena.run_in(&shown, "cat sub/.env").await.unwrap().stdout, arena.canary);
 }
 
-/// A new sandbox is built by the plan of the last one, as far as that still holds.
+/// A new sandbox uses the cached plan of the last one, if that plan is still valid.
 #[tokio::test]
 async fn secrets_that_come_between_two_calls_are_hidden_in_the_second() {
     let arena = Arena::new();
@@ -130,7 +130,7 @@ async fn secrets_that_come_between_two_calls_are_hidden_in_the_second() {
     }
 }
 
-/// What a command makes, or closes, must not keep the search from what it would have found.
+/// Folders that a command makes, or makes unreadable, must not keep the search for secrets from finding others.
 #[tokio::test]
 async fn what_a_command_makes_uncovers_no_secret() {
     let arena = Arena::new();

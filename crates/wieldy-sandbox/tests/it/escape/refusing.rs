@@ -1,4 +1,5 @@
-//! Promise 11: where a sandbox cannot be made whole, none is made, and the reason is said; never a weaker one.
+//! Tests promise 11: if a sandbox cannot be made completely, the call fails with the reason, and never runs in a weaker
+//! one.
 
 use std::process::Command;
 
@@ -9,7 +10,7 @@ use super::arena::{Arena, say};
 use super::syscalls::landlock_version;
 use crate::world::{PATIENCE, below, eventually, in_own_process};
 
-/// One of the machines of `cargo xtask vm` has none.
+/// Needs a kernel without Landlock, as one of the machines of `cargo xtask vm` has.
 #[tokio::test]
 async fn with_landlock_switched_off_nothing_runs() {
     if landlock_version() > 0 {
@@ -45,7 +46,7 @@ fn without_user_namespaces_nothing_runs() {
             assert!(!arena.workspace.join("ran").exists());
         });
     }
-    // In a user namespace of its own, in which there may be no further ones.
+    // In a new user namespace whose limit of further user namespaces is 0.
     let inner = format!(
         "echo 0 > /proc/sys/user/max_user_namespaces && exec {} --exact {NAME} --nocapture",
         std::env::current_exe().unwrap().display()
@@ -59,7 +60,7 @@ fn without_user_namespaces_nothing_runs() {
     assert!(ran.status.success() && said.contains("1 passed"), "{said}");
 }
 
-/// P-SBX-19: nor is there one without Landlock, here as a kernel would be that does not know it.
+/// P-SBX-19: without Landlock there is no native level either. The test simulates a kernel without it.
 #[test]
 fn without_landlock_nothing_runs() {
     if landlock_version() == 0 {

@@ -1,11 +1,11 @@
-//! System calls that a sandbox must refuse, made by number, and twins of them that must work.
+//! Makes, by number, system calls that a sandbox must refuse, and twins that must work.
 //!
-//! Were one let through, its arguments would do no harm: they are null, negative or out of range wherever the call would
-//! take effect. The same table is used by the filter's own tests, and inside a whole sandbox.
+//! If one is not refused, its arguments do no harm: they are null, negative or out of range wherever the call would
+//! have an effect. The filter's own tests use the same table, and so do tests of a whole sandbox.
 
 use libc::{EPERM, c_long};
 
-/// A system call, its arguments, and the error that it should give; 0 where it should work.
+/// A system call, its arguments, and the expected error number; 0 if it should succeed.
 pub(crate) struct Attempt {
     pub(crate) name: &'static str,
     pub(crate) errno: i32,
@@ -13,33 +13,34 @@ pub(crate) struct Attempt {
     arguments: [u64; 4],
 }
 
-/// Makes every attempt and says which error each gave, 0 for none. May end or change this process where the sandbox fails.
+/// Makes every attempt and returns the error number of each, 0 for none. If the sandbox fails, this may end or change
+/// the process.
 pub(crate) fn attack(which: Numbers) -> Vec<(&'static str, i32)> {
     attempts(which).iter().map(|attempt| (attempt.name, attempt.make())).collect()
 }
 
-/// What every attempt should give.
+/// Returns the expected error number of every attempt.
 pub(crate) fn expected(which: Numbers) -> Vec<(&'static str, i32)> {
     attempts(which).iter().map(|attempt| (attempt.name, attempt.errno)).collect()
 }
 
-/// The version of Landlock that this kernel has; 0 where it has none, or none that is switched on.
+/// Returns the ABI version of Landlock of this kernel; 0 if it has none or Landlock is not enabled.
 pub(crate) fn landlock_version() -> u32 {
     const VERSION: u32 = 1;
-    // SAFETY: with this flag the kernel reads no memory; it wants a null pointer and a size of 0.
+    // SAFETY: with this flag the kernel reads no memory; it takes a null pointer and a size of 0.
     let version = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, std::ptr::null::<u8>(), 0, VERSION) };
     u32::try_from(version).unwrap_or(0)
 }
 
-/// Which numbers are tried.
+/// The numbers that are tried.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Numbers {
     All,
-    /// Only those below 2^30, from where on x32 has its own: there are filters that kill whoever uses one of them.
+    /// Only numbers below 2^30. Those from there on are of x32, and some filters kill a process that uses one.
     Low,
 }
 
-/// Reads the lines `name=errno` among whatever else was printed.
+/// Returns the lines `name=errno` of an output, and ignores all others.
 pub(crate) fn parse(printed: &str) -> Vec<(String, i32)> {
     let pair =
         |line: &str| line.rsplit_once('=').and_then(|(name, errno)| Some((name.to_owned(), errno.parse().ok()?)));
@@ -49,8 +50,8 @@ pub(crate) fn parse(printed: &str) -> Vec<(String, i32)> {
 impl Attempt {
     fn make(&self) -> i32 {
         let [first, second, third, fourth] = self.arguments;
-        // SAFETY: pointers among the arguments are null, out of range, or point at constants of this file; a copy of this
-        // process that comes into being ends at once, without running anything.
+        // SAFETY: pointers among the arguments are null, out of range, or point at constants of this file; a forked
+        // child ends at once, without running anything.
         let status = unsafe {
             let status = libc::syscall(self.number, first, second, third, fourth, 0, 0);
             if status == 0 && FORKS.contains(&self.number) {
@@ -60,7 +61,7 @@ impl Attempt {
         };
         let errno = if status < 0 { std::io::Error::last_os_error().raw_os_error().unwrap_or(-1) } else { 0 };
         if status > 0 && FORKS.contains(&self.number) {
-            // SAFETY: waits for the child just made; no memory is given.
+            // SAFETY: waits for the child just made; no memory is passed.
             unsafe { libc::waitpid(status as i32, std::ptr::null_mut(), 0) };
         }
         errno
@@ -69,7 +70,7 @@ impl Attempt {
 
 const FORKS: [c_long; 2] = [libc::SYS_clone, libc::SYS_clone3];
 
-/// An address that is no one's.
+/// An address that is never mapped.
 const NOWHERE: u64 = 8;
 const NONE: u64 = u64::MAX;
 const UPPER: u64 = 1 << 40;
@@ -94,7 +95,7 @@ fn attempt(name: &'static str, errno: i32, number: c_long, arguments: &[u64]) ->
     Attempt { name, errno, number, arguments: four }
 }
 
-/// Calls that are refused whatever their arguments are.
+/// Returns calls that are refused with any arguments.
 fn whole() -> Vec<Attempt> {
     let calls: Vec<(&'static str, c_long, Vec<u64>)> = vec![
         ("io_uring_setup", libc::SYS_io_uring_setup, vec![1, NOWHERE]),
@@ -167,7 +168,7 @@ fn whole() -> Vec<Attempt> {
     calls.iter().map(|(name, number, arguments)| attempt(name, EPERM, *number, arguments)).collect()
 }
 
-/// Calls that are refused for these arguments, and numbers that stand for nothing.
+/// Returns calls that are refused for these arguments, and numbers without a call.
 fn in_part() -> Vec<Attempt> {
     let namespaces = [
         (libc::CLONE_NEWUSER, "clone user", "unshare user", "unshare user, upper half set"),
@@ -242,7 +243,7 @@ fn in_part() -> Vec<Attempt> {
     attempts
 }
 
-/// What must work, close to what must not.
+/// Returns calls that must work, each close to a refused one.
 fn twins() -> Vec<Attempt> {
     let works = |name, number, arguments: &[u64]| attempt(name, 0, number, arguments);
     let flags = (libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK) as u64;
@@ -259,7 +260,7 @@ fn twins() -> Vec<Attempt> {
         works("twin: socket netlink route", libc::SYS_socket, &[libc::AF_NETLINK as u64, 3, 0]),
         works("twin: prctl", libc::SYS_prctl, &[libc::PR_GET_DUMPABLE as u64]),
         works("twin: memfd_create", libc::SYS_memfd_create, &[c"twin".as_ptr().addr() as u64, 0]),
-        // What these give is the kernel's own answer to nonsense, so the filter has let them through.
+        // These errors are the kernel's own answers to invalid arguments, so the filter has let the calls through.
         attempt("twin: socketpair unix", libc::EFAULT, libc::SYS_socketpair, &[libc::AF_UNIX as u64, 1, 0, NOWHERE]),
         attempt("twin: ioctl of no file", libc::EBADF, libc::SYS_ioctl, &[NONE, libc::TIOCGWINSZ]),
         attempt("twin: ioctl TIOCSCTTY of no file", libc::EBADF, libc::SYS_ioctl, &[NONE, libc::TIOCSCTTY]),

@@ -1,4 +1,4 @@
-//! Promise 2: a command writes to its workspace, and nowhere else on the machine.
+//! Tests promise 2: a command writes only to its workspace, and changes no other file of the machine.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};

@@ -1,5 +1,5 @@
-//! The promises of the level `firecracker` beyond those of every backend, tried with a stand-in for Firecracker; and Firecracker's own answers
-//! to our requests, where there is one.
+//! Tests the level `firecracker`, beyond the suite of all levels, with a stand-in for Firecracker. If the real program
+//! is installed, also tests its answers to our requests.
 
 mod stand_in;
 
@@ -17,11 +17,11 @@ use wieldy_sandbox::{Firecracker, FirecrackerOptions, IdleLimits};
 
 use crate::world::{PATIENCE, World, eventually};
 
-/// The level with a stand-in, in a state folder of its own.
+/// The level with a stand-in and a state folder of its own.
 pub(crate) struct Driver {
     firecracker: Firecracker,
     options: FirecrackerOptions,
-    // After the guests, which are in it.
+    // Declared last, so that it is dropped after the guests in it.
     _state: Arc<tempfile::TempDir>,
 }
 
@@ -52,14 +52,14 @@ impl Driver {
         world
     }
 
-    /// A command in the workspace and the place of another one.
+    /// Returns a command in the workspace and the place of another one.
     fn beside(self: &Arc<Self>, first: &World, script: &str) -> World {
         let mut world = self.bash(script);
         world.confinement = first.confinement.clone();
         world
     }
 
-    /// What is in the folder in which guests are kept.
+    /// Returns the names in the folder of guests.
     fn traces(&self) -> Vec<String> {
         let state = fs::read_dir(&self.options.state).into_iter().flatten().flatten();
         state.map(|entry| entry.path().display().to_string()).collect()
@@ -200,7 +200,7 @@ async fn what_is_hidden_never_leaves_and_what_is_protected_is_not_changed() {
     let read = |path: &str| fs::read_to_string(at(path)).unwrap();
     assert_eq!((read(".env").as_str(), read("kept").as_str(), read("ok").as_str()), ("SECRET", "kept", "fine\n"));
     assert!(!at(".vscode").exists());
-    // The guest has it as it is here again.
+    // The guest has the file again as it is on the host.
     let second = driver.beside(&world, "cat kept; ls -A");
     assert_eq!(second.output().await, "kept.env\nkept\nok\n");
 }
@@ -216,7 +216,7 @@ async fn what_was_changed_on_both_sides_is_as_it_is_here() {
     let (world, running) = world.start();
     world.printed.contains("ready").await;
     fs::write(folder.join("file"), "here").unwrap();
-    // Brings over what is new here, and so the file that the first one waits for.
+    // The second call copies new files to the guest, among them the one that the first call waits for.
     fs::write(folder.join("go"), "").unwrap();
     let second = driver.beside(&world, "cat file");
     let exit = second.run().await.unwrap();
@@ -275,7 +275,7 @@ async fn what_firecracker_refuses_is_told_in_its_own_words_and_leaves_nothing() 
     let expected = "cannot make a sandbox: firecracker: Firecracker refused `PUT /actions`: Cannot load kernel due to invalid memory \
                     configuration or invalid kernel image.";
     assert!(told.starts_with(expected), "{told}");
-    // The level's own home is there, and no guest in it.
+    // The state folder of the level exists, without a guest.
     let homes = driver.traces();
     assert_eq!(homes.len(), 1);
     assert_eq!(fs::read_dir(Path::new(&homes[0]).join("containers")).unwrap().count(), 0);
@@ -300,7 +300,7 @@ async fn nobody_waits_for_a_guest_once_the_run_was_stopped() {
         stand_in::write_script(options.program.as_ref().unwrap(), script);
         options
     }));
-    // Its own process, not that which makes its disk.
+    // The process of Firecracker, not the one that makes its disk.
     let api = format!("--api-sock\0{}/", driver.options.state.display());
     let is_there = || {
         let lines = fs::read_dir("/proc")
@@ -343,7 +343,7 @@ async fn a_guest_that_is_never_done_with_the_workspace_is_ended_with_the_run() {
     assert_eq!(guests(), Vec::<std::path::PathBuf>::new());
 }
 
-/// The cgroups of this process's guests.
+/// Returns the cgroups of this process's guests.
 fn groups() -> Vec<std::path::PathBuf> {
     fn look(folder: &Path, depth: usize, found: &mut Vec<std::path::PathBuf>) {
         let inner = fs::read_dir(folder).into_iter().flatten().flatten().filter(|entry| entry.path().is_dir());
@@ -401,7 +401,7 @@ async fn a_guest_that_is_lost_is_told_and_the_next_call_gets_a_new_one() {
     assert_ne!(exit.sandbox.id, first);
 }
 
-/// Kills the stand-ins that this state folder is said to, which are those of one test.
+/// Kills the stand-ins with this state folder in their arguments, which are those of one test.
 fn kill(state: &str) {
     let processes = fs::read_dir("/proc").unwrap().flatten();
     let variables = |process: &fs::DirEntry| fs::read(process.path().join("environ")).unwrap_or_default();
@@ -440,7 +440,7 @@ async fn what_a_killed_executor_left_is_swept_by_the_next_one() {
     assert_eq!(driver.traces().len(), 1);
 }
 
-/// Firecracker itself: the program that is named by the variable, or that is on the path.
+/// Returns the path of the real Firecracker, from the variable or on the `PATH`.
 fn real() -> Option<std::path::PathBuf> {
     let named = std::env::var_os("WIELDY_TEST_FIRECRACKER").map(std::path::PathBuf::from);
     let folders = std::env::var("PATH").unwrap_or_default();
@@ -456,7 +456,8 @@ async fn firecracker_itself_understands_every_request_and_says_what_is_wrong_wit
     let driver = Arc::new(Driver::with(|mut options| {
         options.program = Some(program);
         options.kvm = "/dev/kvm".into();
-        // Files of whole blocks that are neither kernel nor file system: everything is understood but the start.
+        // Files of whole blocks that are neither kernel nor file system: Firecracker accepts all requests except the
+        // start.
         for file in [&options.kernel, &options.rootfs] {
             fs::write(file.as_ref().unwrap(), [0; 4096]).unwrap();
         }

@@ -1,8 +1,8 @@
-//! A process that stands in for Firecracker where no guest can boot: it speaks Firecracker's API, checks what a guest would need, and in
-//! place of a guest starts the agent that would be the guest's init, as a process of this machine on a folder of its own. Everything but the
-//! virtual machine is real.
+//! A stand-in for Firecracker where no guest can boot. It serves Firecracker's API, checks the parts of the guest, and
+//! instead of a guest starts the agent, which would be the guest's init, as a process of this machine with a folder of
+//! its own. Everything except the virtual machine is real.
 //!
-//! It is this test binary once more, by way of a script that is "Firecracker's program" for the driver.
+//! It is this test binary, started by a script that the driver takes for Firecracker.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -16,10 +16,10 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-/// Tells this binary that it is Firecracker, and where its API should be.
+/// The variable that makes this binary the stand-in, with the path of its API socket.
 const API: &str = "WIELDY_TEST_FIRECRACKER_API";
 
-/// Writes the program that becomes the stand-in.
+/// Writes the script that starts the stand-in.
 pub(super) fn write_program(path: &Path) {
     let binary = std::env::current_exe().unwrap();
     let script = format!(
@@ -31,8 +31,8 @@ pub(super) fn write_program(path: &Path) {
     write_script(path, &script);
 }
 
-/// Writes something to be executed. By another process: of a file that we had open to write, some other test's child might still have it open
-/// when it is executed.
+/// Writes an executable script, by another process: if this process wrote it, a child of another test could inherit it
+/// open for writing, and it could not be executed.
 pub(super) fn write_script(path: &Path, script: &str) {
     let text = path.with_extension("sh");
     fs::write(&text, script).unwrap();
@@ -40,7 +40,7 @@ pub(super) fn write_script(path: &Path, script: &str) {
     assert!(copied.success());
 }
 
-/// No test unless it is told so: what [`write_program`]'s program runs.
+/// The stand-in, which the script of [`write_program`] runs. Without the variable it does nothing.
 #[test]
 fn serves() {
     if let Ok(socket) = std::env::var(API) {
@@ -74,7 +74,7 @@ fn serve(socket: &Path) {
     }
 }
 
-/// The path and the body of a request; nothing where somebody only looked whether we are there.
+/// Returns the path and the body of a request; `None` for a connection that only tested whether the socket is served.
 fn request(stream: &UnixStream) -> Option<(String, Value)> {
     let mut reader = BufReader::new(stream);
     let mut line = String::new();
@@ -96,7 +96,7 @@ fn request(stream: &UnixStream) -> Option<(String, Value)> {
     Some((path, serde_json::from_slice(&body).unwrap()))
 }
 
-/// Checks what a guest would be made of, and starts the agent. The error is what Firecracker would say.
+/// Checks the parts of the guest, and starts the agent. The error is the one that Firecracker would return.
 fn start(guest: &serde_json::Map<String, Value>, folder: &Path) -> Result<(), String> {
     let text = |path: &str, key: &str| guest.get(path)?.get(key)?.as_str().map(str::to_owned);
     let file = |path: &str, key: &str| text(path, key).map(PathBuf::from).filter(|path| path.is_file());
@@ -136,7 +136,7 @@ fn start(guest: &serde_json::Map<String, Value>, folder: &Path) -> Result<(), St
     Ok(())
 }
 
-/// A guest that is never silent for long, and never done: it says by and by how some file looks.
+/// Plays a guest that is never silent for long and never done: it sends a frame of 1 MiB byte by byte.
 fn drip(mut host: UnixStream, marker: &Path) -> Option<()> {
     const ENTRY_OF_A_MEBIBYTE: [u8; 5] = [11, 0, 0, 16, 0];
     host.write_all(b"OK 1073741824\n").ok()?;
@@ -148,7 +148,7 @@ fn drip(mut host: UnixStream, marker: &Path) -> Option<()> {
     }
 }
 
-/// Firecracker's side of a connection to a guest's virtual socket.
+/// Plays Firecracker's side of a connection to a guest's virtual socket.
 fn pass_on(mut host: UnixStream, agent: &Path) -> Option<()> {
     let mut line = Vec::new();
     while line.last() != Some(&b'\n') {

@@ -1,4 +1,5 @@
-//! How commands come into a gVisor sandbox: asked for at its own socket; or by `runsc exec`, where it cannot be asked there.
+//! Tests both ways to start a command in a gVisor sandbox: by its control socket, or by `runsc exec` if the socket
+//! cannot be reached.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -12,7 +13,7 @@ use wieldy_sandbox::OciOptions;
 use super::{Driver, OTHERS, find, is_there, session};
 use crate::world::{PATIENCE, World, eventually};
 
-/// Each of these tests with each of the ways.
+/// Makes a test of each function for each of the ways.
 macro_rules! by_each_way {
     ($($name:ident)*) => {
         mod by_socket {
@@ -38,10 +39,10 @@ enum Way {
     Program,
 }
 
-/// A driver whose commands come into the sandbox in one of the ways.
+/// A driver that starts commands in only one of the ways.
 struct OneWay {
     driver: Driver,
-    /// The network that only the runtime is in, and not the executor, which so cannot reach the socket of a sandbox.
+    /// A network namespace of the runtime alone, so that the executor cannot reach the socket of a sandbox.
     elsewhere: Option<Elsewhere>,
 }
 
@@ -78,14 +79,15 @@ impl OneWay {
         Some(Self { driver, elsewhere: Some(elsewhere) })
     }
 
-    /// A command in a session.
+    /// Returns a command in a session.
     fn bash(&self, script: &str) -> World {
         let mut world = self.driver.bash(script);
         world.confinement.place = session("s");
         world
     }
 
-    /// Drops the driver, after it was seen to have gone the one way: a program of the runtime cannot tell a code from a signal.
+    /// Drops the driver, after a check that it used this way: `runsc exec` cannot distinguish an exit code from a
+    /// signal.
     async fn close(self, last: World) {
         let by = if self.elsewhere.is_some() { Ended::Signal(9) } else { Ended::Code(137) };
         let world = self.driver.bash_beside(&last, "exit 137");
@@ -112,7 +114,7 @@ async fn a_command_reads_what_is_written_to_it_while_it_runs(way: Way) {
     one_way.close(std::sync::Arc::into_inner(world).unwrap()).await;
 }
 
-/// They fork twice, open sessions, do not listen and keep its output open.
+/// The processes fork twice, open sessions, ignore signals and keep the command's output open.
 async fn what_is_left_of_a_command_is_killed_and_nobody_waits_for_it(way: Way) {
     let Some(one_way) = OneWay::new(way).await else { return };
     let world = one_way.bash(
@@ -177,7 +179,7 @@ async fn a_program_that_cannot_be_started_is_told_with_its_reason(way: Way) {
     one_way.close(world).await;
 }
 
-/// The shell has it in the background, and what it has started, in the foreground.
+/// The shell is in the background process group of the terminal, and its child in the foreground.
 async fn a_key_that_interrupts_reaches_who_is_in_the_foreground(way: Way) {
     let Some(one_way) = OneWay::new(way).await else { return };
     let (feeder, feed) = Feed::new();
@@ -214,7 +216,7 @@ async fn a_code_is_told_from_a_signal() {
     one_way.close(world).await;
 }
 
-/// Whatever a program has done to it: nobody can tell what still runs in it, so nothing may.
+/// Without an answer the running processes are unknown, so all of them must end.
 #[tokio::test]
 async fn a_sandbox_that_does_not_answer_any_more_is_ended() {
     let Some(one_way) = OneWay::new(Way::Socket).await else { return };

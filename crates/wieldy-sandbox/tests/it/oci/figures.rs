@@ -1,4 +1,4 @@
-//! Limits and figures of commands are theirs alone: what runc needs for itself is neither taken from them nor counted as theirs.
+//! Tests that the limits and usage of commands do not include the resources that runc itself needs.
 
 use wieldy_core::{Ended, Level, Overrun, Place, SandboxError};
 
@@ -58,7 +58,7 @@ with_each_runtime! {
 
 async fn what_a_command_writes_is_measured(level: Level) {
     let Some(driver) = Driver::new(level) else { return };
-    // A folder in memory has no disk.
+    // Not a folder in memory, where nothing is written to a disk.
     let folder = std::env::current_exe().unwrap().parent().unwrap().to_owned();
     let mut written = Vec::new();
     for script in ["true", "head -c 9000000 /dev/zero >file", "true"] {

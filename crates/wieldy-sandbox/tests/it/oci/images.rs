@@ -1,4 +1,4 @@
-//! Programs that come from a folder or from an image, and what happens where they are missing.
+//! Tests containers whose programs are from a folder or an image, and the errors if they are missing.
 
 use std::fs;
 use std::path::Path;
@@ -30,7 +30,7 @@ mod gvisor {
     }
 }
 
-/// A folder with a system of one program.
+/// Returns a root folder with one program.
 fn small_system() -> Option<tempfile::TempDir> {
     let busybox = ["/bin/busybox", "/usr/bin/busybox"].into_iter().find(|path| Path::new(path).exists());
     let Some(busybox) = busybox else {
@@ -50,7 +50,7 @@ fn small_system() -> Option<tempfile::TempDir> {
     Some(system)
 }
 
-/// The system as an image layout of two layers, the second of which takes a file away.
+/// Returns an OCI image layout of the root folder, with two layers; the second one removes a file.
 fn layout_of(system: &Path) -> tempfile::TempDir {
     let layout = tempfile::tempdir().unwrap();
     let blobs = layout.path().join("blobs/sha256");
@@ -95,7 +95,7 @@ async fn programs_can_come_from_a_folder_or_an_image(level: Level) {
     }
 }
 
-/// Its first process is a shell, and there is none. Runtimes have made control groups by then, in every tree that there is.
+/// Its first process is a shell, which is missing. By then the runtime has made cgroups in every tree.
 async fn a_container_that_does_not_start_leaves_nothing(level: Level) {
     let empty = tempfile::tempdir().unwrap();
     let rootfs = Rootfs::Folder(empty.path().to_owned());

@@ -1,8 +1,10 @@
-//! The promises of the levels with an OCI runtime, tried with runc and runsc themselves. Where one is missing, its tests say so and pass.
+//! Tests the levels with an OCI runtime, with the real runc and runsc. If one is missing, its tests print that and
+//! pass.
 //!
-//! What every backend promises is in the suite that they all run; `suite.rs` says what these levels cannot keep of it. Here is the rest.
+//! These tests are in addition to the suite of all levels; `suite.rs` lists the cases of it that these levels cannot
+//! pass.
 
-/// Each of these tests with each of the runtimes.
+/// Makes a test of each function for each of the runtimes.
 macro_rules! with_each_runtime {
     ($($name:ident)*) => {
         mod runc {
@@ -35,7 +37,7 @@ use wieldy_sandbox::{IdleLimits, Oci, OciOptions, OciProblem};
 
 use crate::world::{PATIENCE, World, eventually};
 
-/// A driver with a state folder of its own, which must be as empty at the end as it was at the beginning.
+/// A driver with a state folder of its own, which must be empty at the end.
 struct Driver {
     oci: Arc<Oci>,
     state: tempfile::TempDir,
@@ -66,14 +68,14 @@ impl Driver {
         self.world("bash", &["-c", script])
     }
 
-    /// A command in a session, in the workspace of another one.
+    /// Returns a command in the session and the workspace of another one.
     fn bash_beside(&self, first: &World, script: &str) -> World {
         let mut world = self.bash(script);
         world.confinement = first.confinement.clone();
         world
     }
 
-    /// Drops the driver, after which there must be nothing left of it.
+    /// Drops the driver, and asserts that nothing is left of it.
     async fn close(self) {
         let Self { oci, state } = self;
         drop(oci);
@@ -81,7 +83,7 @@ impl Driver {
     }
 }
 
-/// Waits until there is no trace of a driver.
+/// Waits until nothing is left of a driver.
 pub(crate) async fn nothing_is_left(state: &Path) {
     let path = state.to_str().unwrap().to_owned();
     let started = std::time::Instant::now();
@@ -91,7 +93,7 @@ pub(crate) async fn nothing_is_left(state: &Path) {
     assert_eq!(traces(&path), Vec::<String>::new(), "traces are left");
 }
 
-/// Whether there is a runtime for this level, and somebody who may use it; says so if not.
+/// Returns true if this level has a runtime that this user may use; prints the reason if not.
 pub(crate) fn is_there(level: Level) -> bool {
     let program = if level == Level::Gvisor { "runsc" } else { level.as_str() };
     let is_there = ["/usr/sbin", "/usr/bin"].iter().any(|folder| Path::new(folder).join(program).exists());
@@ -104,7 +106,7 @@ pub(crate) fn is_there(level: Level) -> bool {
     is_there && is_root
 }
 
-/// Whatever there is on the machine of a driver with this state folder: processes, mounts, files, cgroups.
+/// Returns the processes, mounts, files and cgroups of a driver with this state folder.
 fn traces(state: &str) -> Vec<String> {
     let mut found = cgroups_of(std::process::id());
     found.extend(processes_of(state));
@@ -126,7 +128,7 @@ fn cgroups_of(process: u32) -> Vec<String> {
     cgroups_named(&format!("wieldy-{process}-"))
 }
 
-/// All control groups whose names begin like this.
+/// Returns all cgroups whose names begin with this.
 fn cgroups_named(name: &str) -> Vec<String> {
     fn search(folder: &Path, name: &str, found: &mut Vec<String>) {
         for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
@@ -144,7 +146,7 @@ fn cgroups_named(name: &str) -> Vec<String> {
     found
 }
 
-/// Says something to whoever runs the tests.
+/// Prints a line to the person who runs the tests.
 pub(crate) fn say(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
@@ -173,7 +175,7 @@ with_each_runtime! {
     a_runtime_that_works_says_its_version
 }
 
-/// The names of all processes of the agent that are there in a session, but for the one that looks.
+/// A script that prints the names of the agent's other processes in a session.
 const OTHERS: &str = "for p in /proc/[0-9]*; do [ ${p#/proc/} = $$ ] || [ ! -O $p ] || echo $(<$p/comm); done";
 
 async fn a_command_that_is_stopped_is_ended_with_its_whole_tree(level: Level) {
@@ -254,7 +256,7 @@ async fn the_agent_is_nobody_and_its_files_are_the_owners(level: Level) {
         let none = "0000000000000000";
         let wanted = format!("2000000000\nold\nCapBnd:{none}\nCapEff:{none}\nNoNewPrivs:1\n");
         let mut printed: Vec<_> = world.output().await.lines().map(str::to_owned).collect();
-        // gVisor has another order, and does not tell of the last.
+        // gVisor prints another order, and no `NoNewPrivs`.
         printed[2..].sort();
         let told =
             if level == Level::Gvisor { wanted.lines().take(4).collect() } else { wanted.lines().collect::<Vec<_>>() };
@@ -281,7 +283,7 @@ async fn the_machine_is_hidden_and_cannot_be_changed(level: Level) {
     fs::create_dir_all(path.join(".git/objects")).unwrap();
     fs::write(path.join(".git/config"), "[core]").unwrap();
     let said = world.output().await;
-    // In a kernel of its own a program may have namespaces of its own.
+    // gVisor has a kernel of its own, which lets a program make namespaces.
     let wanted = if level == Level::Gvisor { said.replace("unshared\n", "") } else { said };
     assert_eq!(wanted, "done\n");
     assert_eq!(fs::read_to_string(path.join(".git/config")).unwrap(), "[core]");
@@ -344,7 +346,8 @@ async fn too_much_in_the_workspace_is_an_overrun(level: Level) {
     driver.close().await;
 }
 
-/// A person works in the same folder: programs replace files by new ones of the same name, and a mount goes with the old one.
+/// The user's programs replace files in the same folder by new ones of the same name, and a mount goes with the old
+/// file.
 async fn what_a_person_replaces_stays_covered(level: Level) {
     let Some(driver) = Driver::new(level) else { return };
     let script = "cat .env 2>/dev/null; (echo evil >.git/config) 2>/dev/null && echo changed; cat .git/config";
@@ -362,7 +365,7 @@ async fn what_a_person_replaces_stays_covered(level: Level) {
         let world = driver.bash_beside(&first, script);
         assert_eq!(world.output().await, round);
     }
-    // Whoever made a sandbox by hand is told.
+    // A call in a sandbox that was made by hand gets an error.
     let made = driver.oci.create(&Confinement { place: Place::Own, ..first.confinement.clone() }).await.unwrap();
     first.confinement.place = Place::Sandbox(made.sandbox.id.clone());
     assert_eq!(driver.bash_beside(&first, script).output().await, "third");
@@ -461,7 +464,7 @@ async fn a_lost_sandbox_is_replaced(level: Level) {
     assert!(matches!(lost, Err(SandboxError::Crashed { .. })), "{lost:?}");
     let again = driver.bash_beside(&world, "echo new");
     assert_eq!(again.output().await, "new\n");
-    // The same while nothing runs in it, which nobody has to notice.
+    // The same for a sandbox without a running command: the next call must not fail.
     let container = driver.oci.list()[0].sandbox.id.0.clone();
     let pid = fs::read_to_string(find(driver.state.path(), &container).join("pid")).unwrap();
     assert!(std::process::Command::new("kill").args(["-9", pid.trim()]).status().unwrap().success());
@@ -474,7 +477,7 @@ async fn a_lost_sandbox_is_replaced(level: Level) {
     driver.close().await;
 }
 
-/// The folder of a container.
+/// Returns the folder of a container.
 fn find(state: &Path, id: &str) -> PathBuf {
     let homes = fs::read_dir(state).unwrap().flatten().map(|home| home.path().join("containers").join(id));
     homes.into_iter().find(|path| path.exists()).unwrap()
@@ -484,7 +487,7 @@ async fn a_command_can_have_a_terminal(level: Level) {
     let Some(driver) = Driver::new(level) else { return };
     let mut world = driver.bash("[ -t 0 ] && [ -t 1 ] && [ -t 2 ] && echo terminal");
     world.command.terminal = Some(Terminal { rows: 25, columns: 100 });
-    // Until runc has set both of its terminals up, each of them ends a line.
+    // Before runc has set both of its terminals to raw mode, each of them may add a carriage return.
     assert_eq!(world.output().await.replace("\r\r\n", "\r\n"), "terminal\r\n");
     drop(world);
     driver.close().await;
@@ -505,7 +508,7 @@ async fn dropping_the_future_ends_the_command(level: Level) {
     driver.close().await;
 }
 
-/// Where a test is told to be the executor that is killed, in a process of its own.
+/// The variable that makes a test process the executor that is killed.
 const VICTIM: &str = "WIELDY_TEST_OCI_VICTIM";
 
 async fn what_a_killed_executor_left_is_swept(level: Level) {
@@ -520,7 +523,7 @@ async fn what_a_killed_executor_left_is_swept(level: Level) {
         say(&format!("ready {} {}", world.command.environment["MARK"], world.workspace.path().display()));
         std::future::pending::<()>().await;
     }
-    // Whoever comes next, at whatever level, removes what is left of all.
+    // The next executor, at any level, removes what the killed ones left.
     let next = if level == Level::Runc { Level::Gvisor } else { Level::Runc };
     let Some(driver) = Driver::new(next).filter(|_| is_there(level)) else { return };
     let state = driver.state.path().to_str().unwrap().to_owned();
@@ -543,7 +546,7 @@ async fn what_a_killed_executor_left_is_swept(level: Level) {
     .await;
     assert_ne!(fs::read_dir(&state).unwrap().count(), 0, "there is something to sweep");
     assert_ne!(fs::read_dir(workspace).unwrap().count(), 0, "also in the workspace");
-    // Just as empty, but somebody's own.
+    // As empty as a placeholder, but the user's own.
     let theirs = Path::new(workspace).join(".claude");
     fs::remove_dir(&theirs).unwrap();
     fs::create_dir(&theirs).unwrap();
@@ -583,7 +586,7 @@ async fn a_runtime_that_does_not_work_says_why_and_nothing_else_runs_instead() {
     driver.close().await;
 }
 
-/// Two calls come at once; the container that the first one makes fails, and the second one makes another.
+/// Of two calls at the same time, the first one's container fails, and the second one makes another.
 #[tokio::test]
 async fn a_container_that_is_made_after_another_failed_is_known() {
     let folder = tempfile::tempdir().unwrap();
@@ -622,7 +625,7 @@ async fn crun_works_or_says_in_its_own_words_why_not() {
         Err(OciProblem { problem, hint }) => {
             assert!(problem.contains("cgroups in hybrid mode not supported"), "{problem}");
             assert!(hint.contains("cgroup v2 alone"), "{hint}");
-            // A call is told the same.
+            // A call gets the same error.
             let error = CallError::from(driver.bash("true").run().await.unwrap_err());
             assert!(error.message.ends_with(&problem), "{}", error.message);
             assert_eq!((error.suggestion, error.details["level"].as_str()), (Some(hint), Some("crun")));

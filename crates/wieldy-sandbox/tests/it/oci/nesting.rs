@@ -1,4 +1,4 @@
-//! Containers whose limits hold together: those that were made within another, and all that a session has.
+//! Tests limits that hold for several containers together: nested containers, and all containers of a session.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -40,7 +40,7 @@ impl Driver {
     }
 }
 
-/// A command that has 150 MiB for a moment, and then until this is there.
+/// Returns a command that holds 150 MiB until this file exists.
 fn holding(driver: &Driver, until: &str) -> World {
     let wait = format!("select(undef, undef, undef, 0.02) until -e '{until}'");
     let script = format!("my $x = ''; vec($x, 150 << 20, 8) = 1; $| = 1; print 'ready'; {wait}");
@@ -115,7 +115,7 @@ async fn all_containers_of_a_session_share_its_memory(level: Level) {
     driver.close().await;
 }
 
-/// The control groups of a container.
+/// Returns the cgroups of a container.
 fn folders_of(id: &SandboxId) -> Vec<String> {
     super::cgroups_named(&id.0)
 }

@@ -1,4 +1,5 @@
-//! The suite of all backends at the levels with an OCI runtime: where their sandboxes come from, and which cases they cannot pass, and why.
+//! Runs the suite of all levels at those with an OCI runtime: makes their backends, and lists the cases that they
+//! cannot pass, with reasons.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -6,12 +7,12 @@ use std::sync::Arc;
 use wieldy_core::{Level, Sandbox};
 use wieldy_sandbox::{Oci, OciOptions};
 
-/// A sandbox of this level that keeps its files there.
+/// Returns a backend of this level with this state folder.
 pub(crate) fn backend(level: Level, state: &Path) -> Arc<dyn Sandbox> {
     Arc::new(Oci::new(OciOptions::new(level, state.to_owned())))
 }
 
-/// Why a level cannot pass a case, if it cannot.
+/// Returns the reason why a level cannot pass a case, if it cannot.
 pub(crate) fn exception(level: Level, case: &str) -> Option<&'static str> {
     let all = BOTH.iter().chain(match level {
         Level::Runc => RUNC,

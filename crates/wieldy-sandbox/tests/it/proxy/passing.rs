@@ -1,4 +1,4 @@
-//! What goes through the proxy goes through whole.
+//! Tests that the proxy passes requests, responses and tunnels on without loss.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -7,7 +7,7 @@ use wieldy_sandbox::proxy::{SystemResolver, environment};
 
 use super::*;
 
-/// A host's side of one connection, and its place on the list.
+/// Returns a listener for the host's side, its authority, and a proxy that allows it.
 async fn listen() -> (TcpListener, String, World) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let authority = format!("good.example:{}", listener.local_addr().unwrap().port());
@@ -79,7 +79,7 @@ async fn a_body_that_is_not_what_was_announced_never_ends_for_the_host() {
         assert_eq!(status(&answer).0, "400", "{body:?}");
         assert!(!heard.ends_with("0\r\n\r\n"), "{body:?}");
     }
-    // One that ends too early.
+    // A body that ends too early.
     let mut client = world.connect().await;
     let head = format!("PUT http://{good}/ HTTP/1.1\r\nHost: {good}\r\nContent-Length: 4\r\n\r\nabc");
     client.write_all(head.as_bytes()).await.unwrap();
@@ -134,7 +134,7 @@ async fn a_host_that_asks_the_client_to_continue_is_heard() {
     let mut body = [0; 4];
     host.read_exact(&mut body).await.unwrap();
     assert_eq!(&body, b"body");
-    // It keeps the connection open, but the length says where the response ends.
+    // The host keeps the connection open; the response ends after its `Content-Length`.
     host.write_all(page("done").as_bytes()).await.unwrap();
     assert_eq!(read_all(&mut client).await, page_passed("done"));
 }
@@ -142,7 +142,7 @@ async fn a_host_that_asks_the_client_to_continue_is_heard() {
 #[tokio::test]
 async fn a_tunnel_carries_bytes_both_ways_and_each_end_apart() {
     let (listener, good, world) = listen().await;
-    // The first bytes come along with the request, as some clients send them.
+    // The first bytes of the tunnel come with the request, as some clients send them.
     let mut client = world.connect().await;
     client.write_all(format!("CONNECT {good} HTTP/1.1\r\nHost: {good}\r\n\r\nearly ").as_bytes()).await.unwrap();
     assert_eq!(read_head(&mut client).await, ESTABLISHED);
@@ -153,7 +153,7 @@ async fn a_tunnel_carries_bytes_both_ways_and_each_end_apart() {
     let mut heard = Vec::new();
     host.read_to_end(&mut heard).await.unwrap();
     assert_eq!(heard, b"early \0\xff\n");
-    // The client says no more, and still listens.
+    // The client has ended its side, and still receives.
     host.write_all(b"late").await.unwrap();
     drop(host);
     assert_eq!(read_all(&mut client).await, "greeting late");

@@ -1,4 +1,4 @@
-//! The agent as a process of this machine, spoken to frame by frame.
+//! Tests the agent as a process of this machine, frame by frame.
 
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
@@ -10,7 +10,7 @@ use super::super::sync::{Entry, Now};
 use super::*;
 use crate::supervise::protocol::{RunLimits, RunOrder, RunReport};
 
-/// Nothing here takes this long unless it hangs.
+/// A timeout far longer than anything here takes.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 struct World {
@@ -22,7 +22,7 @@ impl World {
     fn new(user: Option<&str>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir(folder.path().join("copy")).unwrap();
-        // Another user must come to it.
+        // Another user must be able to enter it.
         fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         let mut command = Command::new("/proc/self/exe");
         command.arg0("/sbin/wieldy-guest").arg(folder.path().join("socket")).arg(folder.path().join("copy"));
@@ -44,7 +44,7 @@ impl World {
         }
     }
 
-    /// A connection through which a script runs.
+    /// Starts a script and returns its connection.
     fn run(&self, script: &str, terminal: Option<(u16, u16)>) -> UnixStream {
         let mut stream = self.connect();
         let order = RunOrder {
@@ -70,7 +70,7 @@ impl Drop for World {
     }
 }
 
-/// What comes up to the end: what was printed and how it ended.
+/// Receives frames up to the end. Returns the output and the report.
 fn rest(stream: &mut UnixStream) -> (String, Result<RunReport, String>) {
     let mut printed = Vec::new();
     loop {
@@ -121,7 +121,7 @@ fn a_connection_that_breaks_or_makes_no_sense_ends_its_command() {
         match ending {
             None => drop(stream),
             Some(Kind::Input) => {
-                // More than the pipe takes, and then still more without having been asked.
+                // More than the pipe holds, and then more without waiting for `Taken`.
                 for _ in 0..3 {
                     frames::send(&mut stream, Kind::Input, &[0; CONTENT_BYTES_MAX]).unwrap();
                 }
@@ -195,16 +195,16 @@ fn a_command_may_have_a_terminal() {
     frames::send(&mut stream, Kind::Input, b"word\n").unwrap();
     let (printed, report) = rest(&mut stream);
     let mut lines: Vec<_> = printed.lines().map(str::trim).collect();
-    // The terminal shows what is typed when it gets it.
+    // The terminal echoes the input whenever it comes.
     lines.retain(|line| *line != "word");
     assert_eq!((lines, report.unwrap().status), (vec!["11 77", "got word"], 0));
 }
 
-/// What [`Prepare`] says of the workspace in the test below.
+/// The path of the workspace in the test below.
 const WORKSPACE: &str = "/home/ada/project";
 
-/// Runs in a machine of `cargo xtask vm` whose first process is the agent, on a root file system and a disk as in a guest of Firecracker. The
-/// virtual socket is the machine's own, so that we can be at its other end.
+/// Runs in a machine of `cargo xtask vm` whose first process is the agent, with a root file system and a disk as in a
+/// guest of Firecracker. The virtual socket is the machine's own, so that the test can be at its other end.
 #[test]
 fn as_the_first_process_of_a_machine() {
     if std::env::var_os("WIELDY_TEST_GUEST").is_none() {
@@ -215,7 +215,7 @@ fn as_the_first_process_of_a_machine() {
         let began = Instant::now();
         loop {
             match sys::connect_to_self(PORT) {
-                // Streams are alike once they are there.
+                // A connected stream works alike for every kind of socket.
                 Ok(socket) => return socket.into(),
                 Err(error) => assert!(began.elapsed() < 3 * PATIENCE, "{error}"),
             }
@@ -262,8 +262,8 @@ fn as_the_first_process_of_a_machine() {
     let read = |path: &str| fs::read_to_string(here.join(path)).unwrap();
     assert_eq!((read("made").as_str(), read("deep/er").as_str()), ("out\n", "x\n"));
 
-    // The root cannot be written to, private folders can; of devices there are the harmless ones, and of the kernel's files nothing
-    // can be changed.
+    // The root is read-only and private folders are writable. Only harmless devices exist, and nothing in the kernel's
+    // files can be changed.
     let tried = "for path in / /bin /sbin /etc /proc/sys/kernel /dev /run; do (: > $path/x) 2>/dev/null && echo $path; done; \
                  for path in /tmp /var/tmp /dev/shm /home/agent; do (: > $path/x) || echo $path; done; \
                  ls /dev | tr '\\n' ' '; grep -c . /proc/mounts > /dev/null; grep NoNewPrivs /proc/self/status; \
@@ -273,7 +273,7 @@ fn as_the_first_process_of_a_machine() {
     let expected = format!("{devices}NoNewPrivs:\t1\nCapEff:\t0000000000000000\n");
     assert_eq!((printed, status), (expected, Ok(0)));
 
-    // A command may kill all that is its own, but not the agent; and what it left is gone.
+    // A command can kill its own processes but not the agent, and its leftover processes are killed.
     let (_, status) = sh("(setsid sleep 1000 &); kill -9 1; kill -9 -1");
     assert_eq!(status, Err("its supervisor was killed".into()));
     let (printed, status) = sh("(setsid sleep 1000 &); echo left");

@@ -1,4 +1,5 @@
-//! Paths of a workspace, the content of files in frames, and the temporary names of files that are being written.
+//! Checks of paths in a workspace, the transfer of file contents, and the temporary names of files that are being
+//! written.
 
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
@@ -9,18 +10,18 @@ use rustix::process::Pid;
 
 use crate::levels::firecracker::frames::{self, CONTENT_BYTES_MAX, Kind, invalid};
 
-/// Whether a path is one of these or below one.
+/// Returns true if a path is one of these or below one.
 pub(super) fn contains(list: &[String], path: &str) -> bool {
     list.iter()
         .any(|outer| path.strip_prefix(outer.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')))
 }
 
-/// Whether one of these is below a path.
+/// Returns true if one of these is below a path.
 pub(super) fn leads_to(list: &[String], path: &str) -> bool {
     list.iter().any(|inner| inner.strip_prefix(path).is_some_and(|rest| rest.starts_with('/')))
 }
 
-/// Whether a path means what it says: parts with names between single slashes.
+/// Returns true if a path is relative and has only plain names between single slashes.
 pub(super) fn is_plain(path: &str) -> bool {
     const PATH_BYTES_MAX: usize = 4096;
     path.len() < PATH_BYTES_MAX
@@ -28,11 +29,11 @@ pub(super) fn is_plain(path: &str) -> bool {
         && path.split('/').all(|part| !part.is_empty() && part != "." && part != "..")
 }
 
-/// Sends a file to its end.
+/// Sends the content of a file to its end.
 pub(super) fn send_content(stream: &mut impl Write, file: OwnedFd) -> io::Result<()> {
     let (mut file, mut buffer) = (std::fs::File::from(file), vec![0; CONTENT_BYTES_MAX]);
     loop {
-        // What cannot be read further ends here; that it is not whole, its next stamp will show.
+        // A read error ends the content here. If the file was changed meanwhile, its next stamp shows that.
         let count = file.read(&mut buffer).unwrap_or(0);
         frames::send(stream, Kind::Content, buffer.get(..count).unwrap_or_default())?;
         if count == 0 {
@@ -41,12 +42,12 @@ pub(super) fn send_content(stream: &mut impl Write, file: OwnedFd) -> io::Result
     }
 }
 
-/// The content of a file that comes.
+/// The content of a file that is being received.
 pub(super) struct Content<'a, R> {
     pub(super) stream: &'a mut R,
-    /// How much may still come.
+    /// The number of bytes that this sync may still receive.
     pub(super) room: &'a mut u64,
-    /// How long the file may be.
+    /// Maximum size of the file.
     pub(super) bytes_max: u64,
     pub(super) is_over: bool,
 }
@@ -62,7 +63,7 @@ impl<R: Read> Content<'_, R> {
         Ok(())
     }
 
-    /// Reads what is left of it for nobody.
+    /// Reads and discards the rest of the content.
     pub(super) fn pass_over(&mut self) -> io::Result<()> {
         while self.next()?.is_some() {}
         Ok(())
@@ -80,13 +81,13 @@ impl<R: Read> Content<'_, R> {
     }
 }
 
-/// The name of a file that is being written: who writes it, and a number.
+/// The temporary name of a file that is being written: the process id of the writer, and a number.
 pub(super) struct Aside {
     process: u32,
     number: u64,
 }
 
-/// The number of the next one that this process writes.
+/// The number of the next temporary file of this process.
 static NEXT_ASIDE: AtomicU64 = AtomicU64::new(0);
 
 impl Aside {
@@ -99,7 +100,8 @@ impl Aside {
         Some(Self { process: process.parse().ok()?, number: u64::from_str_radix(number, 16).ok()? })
     }
 
-    /// Whether whoever wrote it is no more. An earlier process may have had our own number, but we know how far we came.
+    /// Returns true if the writer is dead. An earlier process may have had our process id: then the number is one that
+    /// we have not reached.
     pub(super) fn is_left(&self) -> bool {
         if self.process == std::process::id() {
             return self.number >= NEXT_ASIDE.load(Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Two copies of a workspace, with an honest guest and with guests that lie.
+//! Tests the synchronization of two copies of a workspace, with an honest guest and with guests that lie.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -10,7 +10,7 @@ use super::*;
 
 const ROOM: Room = Room { bytes: 1 << 20, files: 100, path_bytes: 1 << 20 };
 
-/// Both copies of a workspace, and somewhere else that nobody may touch.
+/// Both copies of a workspace, and another folder that must not be touched.
 struct World {
     folder: tempfile::TempDir,
     ours: Ours,
@@ -43,7 +43,7 @@ impl World {
         fs::write(self.at(path), content).unwrap();
     }
 
-    /// Brings both together; the paths that the guest was refused, with the reasons.
+    /// Synchronizes both copies. Returns the refused paths of the guest, with the reasons.
     fn sync(&mut self) -> Vec<(String, String)> {
         let (mut near, mut far) = UnixStream::pair().unwrap();
         let (agreed, breaches) = std::thread::scope(|scope| {
@@ -62,13 +62,13 @@ impl World {
         breaches.into_iter().map(told).collect()
     }
 
-    /// What a guest gets to hear that says this and nothing else.
+    /// Returns the result of a sync with a guest that sends only this.
     fn sync_with(&mut self, say: impl FnOnce(&mut UnixStream) + Send) -> io::Result<Vec<Breach>> {
         let (mut near, mut far) = UnixStream::pair().unwrap();
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 say(&mut far);
-                // Listens to the end, as a guest would.
+                // Reads to the end, as a guest would.
                 let _ = frames::send(&mut far, Kind::Done, &[]);
                 while let Ok(frame) = frames::receive(&mut far) {
                     if frame.kind == Kind::Done {
@@ -82,7 +82,7 @@ impl World {
         })
     }
 
-    /// Everything in a folder with what it is.
+    /// Returns every entry of a folder with its kind, permissions and content.
     fn tree(&self, folder: &str) -> Vec<String> {
         let tree = Tree::copy(&self.at(folder), None).unwrap();
         let entries = tree.look(1000).unwrap().into_keys().map(|path| tree.entry(&path).unwrap());
@@ -111,7 +111,7 @@ fn both_sides_are_the_same_afterwards_whatever_changed_on_either() {
         (all.map(String::from).into(), all[1..].iter().map(|&line| line.to_owned()).collect())
     );
 
-    // A file becomes a folder, a folder a file, a link a file; on both sides something goes and something comes.
+    // A file becomes a folder, a folder a file, a link a file, and both sides add a file.
     fs::remove_file(world.at("there/a")).unwrap();
     world.write("there/a/inner", "now a folder");
     fs::remove_dir_all(world.at("there/deep")).unwrap();
@@ -167,7 +167,7 @@ fn what_changed_on_both_sides_is_as_it_is_here() {
     fs::remove_dir_all(world.at("here/folder")).unwrap();
     world.write("there/folder/more", "theirs");
     let reason = "it was changed outside of the sandbox meanwhile, and that counts".to_owned();
-    // A folder that is not here any more takes nothing.
+    // No file can be added to a folder that was removed here.
     let gone = "No such file or directory (os error 2)".to_owned();
     assert_eq!(world.sync(), [("file".to_owned(), reason), ("folder/more".to_owned(), gone)]);
     assert_eq!(
@@ -213,7 +213,7 @@ fn a_guest_that_lies_reaches_nothing_outside_of_the_workspace() {
     assert_eq!(refused, [told("way/x", no_folder), told("way/deep/x", link), told("way/kept", no_folder)]);
     assert_eq!(world.tree("here"), ["fine 777 fine", "way -> ../elsewhere"]);
     assert_eq!(world.tree("elsewhere"), ["deep/ 755", "deep/kept 644 kept", "kept 644 kept"]);
-    // Nor does a file make its caller somebody else.
+    // The set-user-id and set-group-id bits are dropped.
     assert_eq!(fs::metadata(world.at("here/fine")).unwrap().permissions().mode() & 0o7777, 0o777);
 }
 
@@ -247,7 +247,7 @@ fn breach(path: &str, reason: &str) -> Breach {
     Breach::Filesystem { path: path.into(), reason: reason.into() }
 }
 
-/// A file as a guest says it.
+/// Sends a file as a guest would.
 fn say_file(stream: &mut UnixStream, path: &str, content: &[u8]) {
     let entry = Entry { path: path.into(), now: Now::File { permissions: 0o644 } };
     let _ = frames::tell(stream, Kind::Entry, &entry);
@@ -277,12 +277,12 @@ fn what_leads_to_a_protected_or_hidden_path_stays_a_folder_also_where_that_is_no
         (world.tree("here"), world.tree("there")),
         (here.map(String::from).into(), here.map(String::from).into())
     );
-    // As a folder it may come, with anything else in it.
+    // It may come as a folder, with other files in it.
     world.write("there/later/other", "fine");
     world.write("there/later/rules", "evil");
     assert_eq!(world.sync(), [told("later/rules", "it is protected")]);
     assert_eq!(world.tree("here")[1..3], ["later/ 755", "later/other 644 fine"]);
-    // A link that somebody made here stays one.
+    // A link that was made here stays a link.
     fs::remove_dir(world.at("here/conf")).unwrap();
     symlink("mine", world.at("here/conf")).unwrap();
     world.sync();
@@ -336,7 +336,7 @@ fn as_root_what_belongs_to_others_than_the_workspaces_owner_is_left_alone() {
         "theirs/inner/own 644 own",
     ];
     assert_eq!(world.tree("here"), here);
-    // Nor does the guest get to see what it was refused.
+    // The guest does not see the refused files either.
     assert_eq!(world.tree("there"), ["own 644 changed"]);
     let owner = |path: &str| fs::metadata(world.at(path)).unwrap().uid();
     assert_eq!([owner("here/own"), owner("here/secret"), owner("here/theirs")], [4321, 0, 0]);
@@ -391,9 +391,9 @@ fn half_files_that_a_killed_executor_left_are_swept_and_never_brought_over() {
     let mut world = World::new();
     let own = std::process::id();
     world.write("here/deep/.wieldy-4000000000-7", "half");
-    // Of an earlier process of our number: we never came so far.
+    // Of an earlier process with our process id: we never reached this number.
     world.write(&format!("here/.wieldy-{own}-ffffffffff"), "half");
-    // Somebody else may be at work on this one; and that one is none.
+    // Another process may be writing the first one, and the second is no temporary file.
     world.write("here/.wieldy-1-5", "being written");
     world.write("here/.wieldy-notes", "mine");
     assert_eq!(world.sync(), []);
@@ -418,12 +418,12 @@ fn a_guest_adds_no_more_in_all_than_it_may() {
     world.ours.measure().unwrap();
     world.sync();
     assert_eq!(world.sync_with(|stream| say_file(stream, "one", &content)).unwrap(), []);
-    // Written anew it is not more.
+    // Writing the same file again adds nothing.
     assert_eq!(world.sync_with(|stream| say_file(stream, "one", &content)).unwrap(), []);
     let full = "the limit `disk_bytes` of the sandbox is reached";
     assert_eq!(world.sync_with(|stream| say_file(stream, "two", &content)).unwrap(), [breach("two", full)]);
     assert!(!world.at("here/two").exists());
-    // Whatever is removed, on either side, makes room.
+    // Bytes that are removed, on either side, may be added again.
     let removed = |stream: &mut UnixStream| {
         frames::tell(stream, Kind::Entry, &Entry { path: "old".into(), now: Now::Gone }).unwrap();
         say_file(stream, "two", &content);
