@@ -125,7 +125,7 @@ fn attacks_on_the_machine_fail() {
 
 #[test]
 fn what_a_command_is_refused_is_seen() {
-    passes(&["complaints::native::"], 3);
+    passes(&["denials::native::"], 3);
 }
 
 #[test]

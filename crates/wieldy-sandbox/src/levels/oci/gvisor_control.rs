@@ -349,7 +349,7 @@ mod tests {
         assert_eq!(is_clear(listed(r#",{"uid":5,"pid":2}"#)).await, (Ok(true), true));
         assert_eq!(is_clear(listed(r#",{"uid":7,"pid":9}"#)).await, (Ok(false), true));
         let refused = r#"{"success":false,"err":"no such container","result":null}"#;
-        assert_eq!(is_clear(refused).await, (Err(r#"Refused("no such container")"#.into()), true));
+        assert_eq!(is_clear(refused).await, (Err(r#"Rejected("no such container")"#.into()), true));
         for other in [
             r#"{"success":true,"err":"","result":null}"#,
             r#"{"success":true,"err":"","result":[]}"#,
