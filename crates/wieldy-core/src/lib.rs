@@ -5,7 +5,27 @@
 //!
 //! This crate touches no file, socket, process or database. Other crates do that behind ports (traits):
 //! [`AnyTool`], [`Sandbox`], [`Journal`], [`Confirmer`], [`Check`] and [`Artifacts`].
-
+//!
+//! # Modules, in reading order
+//!
+//! | modules | do |
+//! | --- | --- |
+//! | `executor` | **read this first**: the pipeline, from the first event of a call to the last |
+//! | `entry`, `terms` | a call's entry in the journal, opened and always closed; its timeouts, retries and confinement |
+//! | `call`, `name`, `outcome`, `tool` | calls and results; tool names; answers of tools; declarations of tools |
+//! | `registry`, `schema` | tools by name, alias and short name; JSON schemas, compiled once and bounded |
+//! | `policy`, `input`, `confirm`, `program` | the proofs `Grant`, `Input` and `Consent`; the program that a person agrees to |
+//! | `cache`, `footprint` | stored answers and single flight; the paths that a call reads and writes |
+//! | `admit`, `rate`, `breaker` | slots and the queue (the proof `Slot`); rate limits; circuit breakers |
+//! | `attempt`, `clock`, `run`, `capture` | one attempt under its clocks; the interface of a running tool; its output |
+//! | `flight`, `batch`, `order`, `task` | a call in flight; several calls in a safe order; calls in the background |
+//! | `resume` | calls and results after a restart |
+//! | `event`, `journal`, `observe`, `shown`, `redact` | events and the state of a call; their order; live observation; secrets removed |
+//! | `artifact`, `present` | large output; text within a model's budget |
+//! | `confinement`, `sandbox`, `sandboxes`, `secrets` | rules for a run; the port that enforces them; long-lived sandboxes; hidden and protected files |
+//! | `manifest`, `mistakes`, `unbound` | tools defined in files, and all mistakes in one |
+//! | `build`, `facts`, `error`, `duration` | executors from their parts; state that tools may report; errors; durations |
+//!
 //! # Proofs
 //!
 //! Running a tool takes a [`Grant`], an [`Input`] and a [`Slot`]; a slot takes a [`Consent`]. Each proof is made by

@@ -2,6 +2,19 @@
 //!
 //! Authors of tools read this crate first: each tool is one file with its arguments as a type, its
 //! declaration and its run. The workspace tools are in [`files`], `Bash` and the tools of manifests in [`shell`].
+//!
+//! | modules of `files` | do |
+//! | --- | --- |
+//! | `read`, `write`, `edit`, `delete`, `list`, `search`, `glob`, `query`, `artifact` | one tool each |
+//! | `workspace`, `path`, `guard` | the only way to open files; paths as callers write them; hidden and protected files |
+//! | `save`, `stale`, `text`, `replace`, `diff` | atomic writes; read marks; encodings; exact replacement; diffs |
+//! | `walk`, `pattern`, `matches` | folders in order; bounded regular expressions; matching lines within limits |
+//!
+//! | modules of `shell` | do |
+//! | --- | --- |
+//! | `bash`, `build`, `command`, `attached`, `process_tools`, `state` | one tool or a family of tools each |
+//! | `process`, `processes` | a command in the foreground; background processes of a session |
+//! | `environment`, `template`, `named` | allowed variables; command lines of manifests; files that a command line names |
 
 use std::sync::Arc;
 

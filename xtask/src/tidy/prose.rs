@@ -24,12 +24,6 @@ struct Budget {
 
 const BUDGET: Budget = Budget { openers: 30, riddles: 5 };
 
-/// The crates with larger shares for now.
-const EXCEPTIONS: &[(&str, Budget)] = &[
-    // Temporary, until the comments of this crate are rewritten.
-    ("wieldy-sandbox", Budget { openers: 287, riddles: 102 }),
-];
-
 /// The maximal number of places that are reported for one share of a crate.
 const PLACES_MAX: usize = 10;
 
@@ -38,10 +32,6 @@ const LINE_CHARS_MAX: usize = 120;
 
 /// Checks that the comments of every crate are within the budget.
 pub(super) fn comments_are_plain(tree: &Tree) -> Vec<Problem> {
-    plain_comments(tree, EXCEPTIONS)
-}
-
-fn plain_comments(tree: &Tree, exceptions: &[(&str, Budget)]) -> Vec<Problem> {
     let mut crates: BTreeMap<&str, Measured<'_>> = BTreeMap::new();
     for file in tree.matching("", ".rs") {
         if let Some(name) = crate_of(&file.path) {
@@ -50,16 +40,10 @@ fn plain_comments(tree: &Tree, exceptions: &[(&str, Budget)]) -> Vec<Problem> {
     }
     let mut problems = Vec::new();
     for (name, measured) in crates {
-        let exception = exceptions.iter().find(|(other, _)| *other == name).map(|(_, budget)| *budget);
-        let budget = exception.unwrap_or(BUDGET);
-        if exception.is_some() && measured.fits(BUDGET) {
-            let message = "its comments are plain now: take it out of EXCEPTIONS";
-            problems.push(Problem::new(&format!("crates/{name}"), 0, message));
-        }
-        problems.extend(measured.openers.problems(budget.openers, |word, share| {
+        problems.extend(measured.openers.problems(BUDGET.openers, |word, share| {
             format!("a doc paragraph opens with `{word}`: {share} of `{name}` open so; open with a verb or a noun")
         }));
-        problems.extend(measured.riddles.problems(budget.riddles, |word, share| {
+        problems.extend(measured.riddles.problems(BUDGET.riddles, |word, share| {
             format!("a comment says `{word}`: {share} of `{name}` have such a word; name the thing")
         }));
     }
@@ -104,10 +88,6 @@ impl<'a> Measured<'a> {
             }
             is_within_paragraph = !doc.is_empty();
         }
-    }
-
-    fn fits(&self, budget: Budget) -> bool {
-        self.openers.fits(budget.openers) && self.riddles.fits(budget.riddles)
     }
 }
 
@@ -256,21 +236,6 @@ mod tests {
         let source = |plain| format!("{}\n/// Which one.\n", "/// Returns it.\n\n".repeat(plain));
         assert_eq!(found(comments_are_plain, &[("crates/a/a.rs", &source(33))]), Vec::<String>::new());
         assert_eq!(found(comments_are_plain, &[("crates/a/a.rs", &source(32))]).len(), 1);
-    }
-
-    #[test]
-    fn an_exception_lasts_until_the_crate_is_plain() {
-        let exceptions = &[("a", Budget { openers: 500, riddles: 5 })];
-        let problems = |source| {
-            let tree = Tree::of(&[("crates/a/a.rs", source)]);
-            plain_comments(&tree, exceptions).iter().map(Problem::to_string).collect::<Vec<_>>()
-        };
-        assert_eq!(problems("/// Why.\n\n/// Returns it.\n"), Vec::<String>::new());
-        assert_eq!(problems("/// Why.\n").len(), 1);
-        assert_eq!(
-            problems("/// Returns it.\n"),
-            ["crates/a:1: its comments are plain now: take it out of EXCEPTIONS"]
-        );
     }
 
     #[test]
