@@ -92,6 +92,7 @@ pub use filter::seccomp::RefusedCall;
 pub use levels::firecracker::{Firecracker, FirecrackerOptions, FirecrackerProblem};
 pub use levels::native::{Native, NativeOptions};
 pub use levels::none::Unconfined;
+#[cfg(feature = "oci")]
 pub use levels::oci::{Oci, OciOptions, OciProblem, OciVersion, Rootfs};
 pub use levels::sweep;
 pub use levels::unavailable::Unavailable;

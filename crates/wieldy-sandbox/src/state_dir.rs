@@ -10,6 +10,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::mount::{UnmountFlags, unmount};
@@ -131,6 +132,19 @@ fn locked(folder: &Path) -> io::Result<File> {
         return Ok(file);
     }
     Err(io::Error::other("the folder was replaced"))
+}
+
+/// Removes a folder as soon as it is empty: what is held in it goes with the container, which is removed in the background.
+pub(crate) async fn remove_emptied(folder: &Path) {
+    const TRIES: usize = 500;
+    for _ in 0..TRIES {
+        match std::fs::remove_dir(folder) {
+            Err(error) if error.kind() == std::io::ErrorKind::DirectoryNotEmpty => {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            _ => break,
+        }
+    }
 }
 
 #[cfg(test)]

@@ -40,10 +40,11 @@ pub use wieldy_core::*;
 #[cfg(feature = "mcp")]
 pub use wieldy_mcp as mcp;
 pub use wieldy_sandbox::{
-    EarlyForkServer, Holds, IdleLimits, Native, NativeOptions, Oci, OciOptions, OciProblem, OciVersion, ProbeOptions,
-    ProbeState, Probed, RefusedCall, Report, Rootfs, Unavailable, Unconfined, finish, is_placeholder, probe, sweep,
-    sweep_placeholders,
+    EarlyForkServer, Holds, IdleLimits, Native, NativeOptions, ProbeOptions, ProbeState, Probed, RefusedCall, Report,
+    Unavailable, Unconfined, finish, is_placeholder, probe, sweep, sweep_placeholders,
 };
+#[cfg(feature = "oci")]
+pub use wieldy_sandbox::{Oci, OciOptions, OciProblem, OciVersion, Rootfs};
 #[cfg(feature = "firecracker")]
 pub use wieldy_sandbox::{Firecracker, FirecrackerOptions, FirecrackerProblem};
 #[cfg(feature = "history")]

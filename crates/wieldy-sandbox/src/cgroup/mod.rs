@@ -25,7 +25,9 @@ use std::sync::Arc;
 
 pub(crate) use group::{Group, KnownGroup};
 pub(crate) use limits::GroupLimits;
-pub(crate) use meter::{Meter, Peak, Used, Whose};
+#[cfg(feature = "oci")]
+pub(crate) use meter::Meter;
+pub(crate) use meter::{Peak, Used, Whose};
 
 /// The controllers of this machine, with the reasons for those that cannot be used. Cheap to clone.
 ///

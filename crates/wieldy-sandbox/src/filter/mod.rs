@@ -5,6 +5,7 @@
 //! runtimes.
 
 pub(crate) mod landlock;
+#[cfg(feature = "oci")]
 pub(crate) mod oci_profile;
 pub(crate) mod seccomp;
 pub(crate) mod syscalls;

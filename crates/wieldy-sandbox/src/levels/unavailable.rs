@@ -28,8 +28,14 @@ impl Unavailable {
         Self::new(Level::Firecracker, "this program was built without it", hint)
     }
 
+    /// Returns an OCI level of a program that was built without the feature `oci`.
+    #[cfg(not(feature = "oci"))]
+    pub fn oci(level: Level) -> Self {
+        Self::new(level, "this program was built without it", "build wieldy with the feature `oci`, or use `native`")
+    }
+
     /// Returns the problem and the hint.
-    #[cfg(not(feature = "firecracker"))]
+    #[cfg(not(all(feature = "firecracker", feature = "oci")))]
     pub(crate) fn reason(&self) -> (&str, &str) {
         (&self.problem, &self.hint)
     }

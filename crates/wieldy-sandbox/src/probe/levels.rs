@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
+#[cfg(any(test, feature = "oci"))]
+use std::path::Path;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 use std::{fs, io};
@@ -14,9 +16,9 @@ use super::{Holds, ProbeOptions, ProbeState, Probed};
 use crate::cgroup::Hierarchy;
 use crate::levels::native;
 use crate::levels::none;
-use crate::levels::oci;
-use crate::levels::oci::remove_emptied;
-use crate::levels::oci::{Oci, OciOptions, OciProblem};
+#[cfg(feature = "oci")]
+use crate::levels::oci::{self, Oci, OciOptions, OciProblem};
+use crate::state_dir::remove_emptied;
 use crate::{Native, Unconfined};
 
 /// The maximum time that a program which does nothing may take.
@@ -47,6 +49,9 @@ pub(super) fn holds(hierarchy: &Hierarchy) -> Vec<Holds> {
         let (limits, networks) = match level {
             Level::None => (none::enforcement(), vec!["open"]),
             Level::Native => (native::enforcement(hierarchy), vec!["none", "open", "hosts"]),
+            #[cfg(not(feature = "oci"))]
+            Level::Runc | Level::Crun | Level::Youki | Level::Gvisor => return None,
+            #[cfg(feature = "oci")]
             Level::Runc | Level::Crun | Level::Youki | Level::Gvisor => {
                 (oci::enforcement(level, hierarchy), vec!["none", "open", "hosts"])
             }
@@ -91,7 +96,16 @@ async fn by_native(options: &ProbeOptions, native: &Native, features: &[Probed])
     }
 }
 
+/// Reports that this build has no OCI levels.
+#[cfg(not(feature = "oci"))]
+async fn by_oci(_options: &ProbeOptions, level: Level, _program: &str) -> Probed {
+    let absent = crate::Unavailable::oci(level);
+    let (problem, hint) = absent.reason();
+    Probed::fails(level.as_str(), problem, hint)
+}
+
 /// Returns whether a runtime is there and runs a container.
+#[cfg(feature = "oci")]
 async fn by_oci(options: &ProbeOptions, level: Level, program: &str) -> Probed {
     let found = installed(options, level, program).await;
     if found.state == ProbeState::Fails {
@@ -189,6 +203,7 @@ async fn run(
 }
 
 /// Returns whether the program of a level is there, with the version that it reports. Whether it works is not tried.
+#[cfg(feature = "oci")]
 async fn installed(options: &ProbeOptions, level: Level, program: &str) -> Probed {
     let Some(path) = find(program, &options.path) else {
         let hint = format!("install `{program}`, or use `native`, which is as strong as the OCI runtimes");
@@ -249,6 +264,7 @@ async fn firecracker(options: &ProbeOptions) -> Probed {
 }
 
 /// Returns the first file of this name on the path that any user may execute.
+#[cfg(feature = "oci")]
 fn find(program: &str, path: &str) -> Option<PathBuf> {
     use std::os::unix::fs::PermissionsExt;
     let may_run = |file: &Path| file.metadata().is_ok_and(|it| it.is_file() && it.permissions().mode() & 0o111 != 0);
@@ -259,6 +275,7 @@ fn find(program: &str, path: &str) -> Option<PathBuf> {
 }
 
 /// Returns the first line that a program prints for `--version`.
+#[cfg(feature = "oci")]
 async fn version(options: &ProbeOptions, program: &Path) -> Option<String> {
     let said = Arc::new(Said::default());
     let exit = run(

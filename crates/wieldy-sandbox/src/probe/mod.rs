@@ -17,7 +17,9 @@ use crate::cgroup::{Finding, Kind, Version};
 use crate::filter::seccomp::{self, RefusedCall};
 use crate::levels::native;
 use crate::view::plan::Plan;
-use crate::{Native, NativeOptions, Rootfs};
+#[cfg(feature = "oci")]
+use crate::Rootfs;
+use crate::{Native, NativeOptions};
 
 /// The settings to try with.
 #[derive(Debug, Clone)]
@@ -27,6 +29,7 @@ pub struct ProbeOptions {
     /// The options of the native level.
     pub native: NativeOptions,
     /// The root file system of programs at the levels with an OCI runtime.
+    #[cfg(feature = "oci")]
     pub system: Rootfs,
     /// The options of the level `firecracker`.
     #[cfg(feature = "firecracker")]
@@ -49,6 +52,7 @@ impl ProbeOptions {
                 grace: Duration::from_secs(1),
             },
             native: NativeOptions::default(),
+            #[cfg(feature = "oci")]
             system: Rootfs::Host,
             #[cfg(feature = "firecracker")]
             firecracker: crate::FirecrackerOptions::new(std::env::temp_dir()),

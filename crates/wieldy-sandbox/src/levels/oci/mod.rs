@@ -456,19 +456,6 @@ fn take(
     taken.filter_map(|(_, cell)| cell.get().cloned()).collect()
 }
 
-/// Removes a folder as soon as it is empty: what is held in it goes with the container, which is removed in the background.
-pub(crate) async fn remove_emptied(folder: &Path) {
-    const TRIES: usize = 500;
-    for _ in 0..TRIES {
-        match std::fs::remove_dir(folder) {
-            Err(error) if error.kind() == std::io::ErrorKind::DirectoryNotEmpty => {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-            _ => break,
-        }
-    }
-}
-
 /// What to do about a runtime that complains like this.
 fn unusable(level: Level, problem: String) -> OciProblem {
     let hint = if problem.contains("hybrid") {
