@@ -62,6 +62,7 @@
 //! | [`proxy`] | the HTTP proxy to listed hosts, the only way out of a sandbox |
 //! | `sys.rs` | system calls that need `unsafe`; no other source file has it |
 #![deny(unsafe_code)]
+#![cfg_attr(not(feature = "oci"), allow(dead_code, reason = "some parts of the layers serve containers only"))]
 
 mod levels;
 mod probe;
