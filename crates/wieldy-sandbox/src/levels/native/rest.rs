@@ -6,9 +6,9 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::sandbox::{NativeSandbox, lock};
+use crate::pool::Live;
 use crate::supervise::protocol::ForkServerOrder;
 use crate::view::placeholders::Placeholder;
 use crate::view::plan::{Step, masks_of};
@@ -38,7 +38,7 @@ impl NativeSandbox {
         let Some(rests) = &self.rests else { return };
         let mut is_resting = rests.is_resting.lock().await;
         // A command that begins counts itself before it waits for this lock.
-        if *is_resting || self.running.load(Ordering::Acquire) > 0 {
+        if *is_resting || self.record().idle_since().is_none() {
             return;
         }
         *is_resting = true;
@@ -49,7 +49,7 @@ impl NativeSandbox {
     }
 
     /// Puts up the placeholders again and covers them, if the sandbox rests.
-    pub(super) async fn wake(&self) -> io::Result<()> {
+    pub(super) async fn put_placeholders_back(&self) -> io::Result<()> {
         let Some(rests) = &self.rests else { return Ok(()) };
         let mut is_resting = rests.is_resting.lock().await;
         if !*is_resting {
