@@ -270,10 +270,9 @@ fn written_bytes(group: &Group) -> u64 {
 }
 
 /// Checks a workspace until more was written to it than is allowed.
-fn check_disk(watch: Arc<Mutex<Watch<'static>>>) -> impl Future<Output = (Limit, u64)> {
-    let is_needed = watch.lock().unwrap_or_else(PoisonError::into_inner).is_needed();
-    async move {
-        while is_needed {
+async fn check_disk(watch: Arc<Mutex<Watch<'static>>>) -> (Limit, u64) {
+    if watch.lock().unwrap_or_else(PoisonError::into_inner).is_needed() {
+        loop {
             tokio::time::sleep(WATCH_EVERY).await;
             let watch = Arc::clone(&watch);
             let check = move || watch.lock().unwrap_or_else(PoisonError::into_inner).check_disk();
@@ -283,8 +282,8 @@ fn check_disk(watch: Arc<Mutex<Watch<'static>>>) -> impl Future<Output = (Limit,
                 Err(_) => break,
             }
         }
-        std::future::pending().await
     }
+    std::future::pending().await
 }
 
 /// The processes of the agent's account in what `runsc ps` lists: in each line the account comes first, and then the number.
