@@ -12,11 +12,8 @@ use wieldy_core::{Command, Confinement, Ended, Exit, Level, OutputSink, Place, S
 
 use super::{Holds, ProbeOptions, ProbeState, Probed};
 use crate::cgroup::Hierarchy;
-use crate::levels::native;
-use crate::levels::none;
-use crate::levels::oci;
-use crate::levels::oci::remove_emptied;
-use crate::levels::oci::{Oci, OciOptions, OciProblem};
+use crate::levels::oci::{Oci, OciOptions, OciProblem, remove_emptied};
+use crate::levels::{native, none, oci};
 use crate::{Native, Unconfined};
 
 /// How long a program that does nothing may take.

@@ -17,17 +17,16 @@ use rustix::process::{self, Pid, Signal, WaitOptions};
 use rustix::thread;
 use seccompiler::BpfProgram;
 
+use super::init::Init;
 use super::namespaces;
+use super::protocol::{self, ForkServerOrder, ForkServerReport, InitReport};
+use super::supervisor::Supervisor;
+use super::tree::Tree;
 use crate::filter::seccomp;
-use crate::supervise::init::Init;
-use crate::supervise::protocol::{self, ForkServerOrder, ForkServerReport, InitReport};
-use crate::supervise::supervisor::Supervisor;
-use crate::supervise::tree::Tree;
 use crate::sys;
 use crate::view::identity::{self, Identity};
 use crate::view::mounts;
-use crate::view::placeholders::Placeholder;
-use crate::view::placeholders::{Marked, Placeholders, is_marked};
+use crate::view::placeholders::{Marked, Placeholder, Placeholders, is_marked};
 use crate::view::plan::Step;
 
 /// The name that a program is started by to become a fork server.

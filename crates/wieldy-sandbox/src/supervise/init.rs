@@ -22,13 +22,12 @@ use rustix::process::{self, DumpableBehavior, Pid};
 use rustix::thread::{self, CapabilitySet, CapabilitySets};
 use seccompiler::BpfProgram;
 
-use crate::filter::landlock;
+use super::fork_server;
+use super::protocol::{self, BuildOrder, InitOrder, InitReport};
+use super::supervisor::Supervisor;
+use super::tree::Tree;
 use crate::filter::landlock::{Access, LandlockError, Rules};
-use crate::filter::seccomp;
-use crate::supervise::fork_server;
-use crate::supervise::protocol::{self, BuildOrder, InitOrder, InitReport};
-use crate::supervise::supervisor::Supervisor;
-use crate::supervise::tree::Tree;
+use crate::filter::{landlock, seccomp};
 use crate::sys;
 use crate::view::identity::Identity;
 use crate::view::mounts;

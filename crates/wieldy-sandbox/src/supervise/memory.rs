@@ -10,7 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::supervise::watch::BLOCK_BYTES;
+use super::watch::BLOCK_BYTES;
 
 /// As the kernel begins the names of files without a name, and of segments.
 const FILE: &str = "/memfd:";

@@ -18,10 +18,8 @@ use tokio_util::sync::CancellationToken;
 use wieldy_core::{Command, Confinement, Ended, Exit, OutputSink, SandboxError, Stdin};
 
 use super::pipes::Pipes;
-use crate::supervise::protocol::{
-    Received, RunLimits, RunOrder, RunReport, StartStep, SupervisorOrder, SupervisorReport,
-};
-use crate::supervise::socket::Socket;
+use super::protocol::{Received, RunLimits, RunOrder, RunReport, StartStep, SupervisorOrder, SupervisorReport};
+use super::socket::Socket;
 use crate::view::host::on_host;
 
 /// How often a supervisor that should end a command is woken, as long as it has not: a command may have stopped it.

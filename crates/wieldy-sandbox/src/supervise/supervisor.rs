@@ -18,9 +18,9 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{DumpableBehavior, Resource, Rlimit, Signal};
 use rustix::{process, thread};
 
-use crate::supervise::protocol::{self, RunOrder, RunReport, StartStep, SupervisorOrder, SupervisorReport};
-use crate::supervise::tree::Tree;
-use crate::supervise::watch::{self, Watch};
+use super::protocol::{self, RunOrder, RunReport, StartStep, SupervisorOrder, SupervisorReport};
+use super::tree::Tree;
+use super::watch::{self, Watch};
 use crate::sys::{self, Program, Stack};
 
 /// What else a supervisor needs to know of where it lives.

@@ -14,9 +14,9 @@ use rustix::mount::{
     fsconfig_create, fsconfig_set_string, fsmount, fsopen, mount_change, move_mount, open_tree, unmount,
 };
 
+use super::placeholders::open_plain;
+use super::plan::{Kind, Room, Step};
 use crate::sys::{self, MountChange};
-use crate::view::placeholders::open_plain;
-use crate::view::plan::{Kind, Room, Step};
 
 /// Where the new root stands before we move there. What is in that folder of the old one is only covered, and nobody needs it: nothing of
 /// it may ever be shown.

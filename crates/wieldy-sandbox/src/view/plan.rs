@@ -9,8 +9,8 @@ use std::path::{Component, Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use wieldy_core::secrets::Held;
 
-use crate::view::placeholders::Placeholder;
-use crate::view::system_paths::SYSTEM;
+use super::placeholders::Placeholder;
+use super::system_paths::SYSTEM;
 
 /// How a sandbox's file tree is put together.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -26,10 +26,9 @@ use rustix::thread;
 
 use super::frames::{self, CONTENT_BYTES_MAX, Frame, Kind, PORT, Prepare, Run};
 use super::sync::{self, Manifest, Tree};
-use crate::supervise::fork_server;
 use crate::supervise::protocol::{self, SupervisorOrder, SupervisorReport};
 use crate::supervise::supervisor::Supervisor;
-use crate::supervise::tree;
+use crate::supervise::{fork_server, tree};
 use crate::sys;
 use crate::view::mounts;
 use crate::view::plan::{Room, Step};

@@ -32,8 +32,7 @@ use crate::limits::{measured, overrun};
 use crate::pool::{Live, Record};
 use crate::supervise::host_process::{HostProcess, blocking, idle_command};
 use crate::supervise::protocol::{RunOrder, RunReport, SupervisorReport};
-use crate::supervise::run::prepare;
-use crate::supervise::run::{Requested, ended};
+use crate::supervise::run::{Requested, ended, prepare};
 use crate::view::plan::{Plan, Step};
 
 /// How long Firecracker may take to listen, and a guest to boot.
