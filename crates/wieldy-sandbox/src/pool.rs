@@ -442,14 +442,110 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use wieldy_core::{ResourceLimits, SandboxRef, SessionKey};
+
     use super::*;
+
+    /// Builds sandboxes in which nothing runs.
+    struct Fake;
+
+    struct FakeSandbox(Record);
+
+    impl Backend for Fake {
+        type Live = FakeSandbox;
+
+        fn level(&self) -> Level {
+            Level::Native
+        }
+
+        fn idle_max(&self) -> Duration {
+            Duration::from_secs(600)
+        }
+
+        async fn build(
+            self: &Arc<Self>,
+            confinement: &Confinement,
+            outer: Option<&FakeSandbox>,
+        ) -> Result<Arc<FakeSandbox>, SandboxError> {
+            let made = SandboxRef { id: id_for(&confinement.place, Level::Native), level: Level::Native };
+            let outer = outer.map(|outer| outer.0.id().clone());
+            let record = Record::new(made, &confinement.place, outer, ResourceLimits::default(), Vec::new());
+            Ok(Arc::new(FakeSandbox(record)))
+        }
+    }
+
+    impl Live for FakeSandbox {
+        fn record(&self) -> &Record {
+            &self.0
+        }
+
+        fn is_alive(&self) -> bool {
+            true
+        }
+
+        async fn run(
+            self: &Arc<Self>,
+            _command: &Command,
+            _confinement: &Confinement,
+            _output: &Arc<dyn OutputSink>,
+            _stop: &CancellationToken,
+        ) -> Result<Ran, SandboxError> {
+            Err(failure())
+        }
+
+        async fn end(self: Arc<Self>, _linger: bool) {}
+    }
+
+    fn confinement(place: Place) -> Confinement {
+        Confinement {
+            workspace: "/w".into(),
+            files: Arc::default(),
+            network: Network::None,
+            limits: ResourceLimits::default(),
+            place,
+            place_limits: ResourceLimits::default(),
+            grace: Duration::ZERO,
+        }
+    }
+
+    #[tokio::test]
+    async fn a_sandbox_in_use_is_neither_stale_nor_surplus() {
+        let pool = Pool::new(Fake, IdleLimits { sandboxes_max: 0, per_tenant_max: 0 });
+        let key = SessionKey { tenant: None, agent: "a".into(), session: "s".into() };
+        let lease = pool.kept(&confinement(Place::Session(key)), None).await.unwrap();
+        pool.end_stale(Duration::ZERO, true).await;
+        pool.end_surplus().await;
+        assert_eq!(pool.list().len(), 1);
+        let second = pool.find(lease.record().id()).unwrap().1;
+        drop(lease);
+        pool.end_stale(Duration::ZERO, true).await;
+        assert_eq!(pool.list().len(), 1, "one lease is left");
+        drop(second);
+        pool.end_surplus().await;
+        assert_eq!(pool.list().len(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_sandbox_with_another_in_it_is_not_stale_and_takes_it_along() {
+        let pool = Pool::new(Fake, IdleLimits::default());
+        let outer = pool.create(&confinement(Place::Own)).await.unwrap().sandbox.id;
+        let inner = pool.create(&confinement(Place::Sandbox(outer.clone()))).await.unwrap().sandbox.id;
+        let lease = pool.find(&inner).unwrap();
+        pool.end_stale(Duration::ZERO, false).await;
+        assert_eq!(pool.list().len(), 2);
+        drop(lease);
+        assert!(pool.destroy(&outer).await);
+        assert_eq!(pool.list().len(), 0);
+    }
 
     fn failure() -> SandboxError {
         SandboxError::Creation { reason: "no".into() }
     }
 
     #[tokio::test]
-    async fn what_the_next_one_builds_after_a_failure_is_in_the_books() {
+    async fn what_the_next_call_builds_after_a_failure_is_in_the_pool() {
         let (entries, steps) = (Entries::<u32, &str>::default(), tokio::sync::Notify::new());
         let fails = async {
             let build = async {

@@ -43,7 +43,7 @@ impl<B: Backend> Pool<B> {
     }
 
     /// Ends sandboxes that were idle for this time, and lost ones. One with others in it is in use.
-    async fn end_stale(&self, idle_max: Duration, for_lost: bool) {
+    pub(super) async fn end_stale(&self, idle_max: Duration, for_lost: bool) {
         let outer: Vec<_> = self.all().iter().filter_map(|live| live.record().outer.clone()).collect();
         let stale = self.take(|live, is_wanted| {
             let record = live.record();

@@ -1,18 +1,17 @@
 //! The isolation level `firecracker`: a virtual machine for each sandbox.
 //!
-//! [`Firecracker`] keeps the guests: one for each session, booted when it is first needed and gone when it has been idle for long, and one
-//! for each call without a session. A guest has a kernel of its own, a root file system that is never written to, and a disk with a copy of
+//! The pool keeps a guest for each session; a call without a session gets one of its own. A guest has a kernel of its own, a root file system that is never written to, and a disk with a copy of
 //! the workspace; its first process is this program, which takes commands over a virtual socket.
 //!
 //! The workspace is a copy: before a command, what changed here since the last one is brought to the guest; after it, what it changed is
-//! brought back before its result is returned. Of what the guest says nothing is believed: see `sync.rs` for what is checked. So a command
-//! sees what others change here meanwhile only when the next one begins.
+//! brought back before its result is returned. Nothing from a guest is trusted; `sync.rs` has the checks. So a command sees changes that are
+//! made on the host meanwhile only when the next command begins.
 //!
-//! What it does not: a guest has no network, and no mounts beside the workspace; asking for either is refused. Firecracker runs as the
-//! executor's own user, without its jailer. What a guest did not bring back when it was lost, is lost.
+//! Not supported: a guest has no network, and no mounts beside the workspace; asking for either is refused. Firecracker runs as the
+//! executor's own user, without its jailer. Changes that a lost guest did not bring back are lost.
 //!
 //! In reading order: the guest (`machine.rs`), Firecracker's API (`api.rs`), the commands in it (`commands.rs`) and the workspace (`sync.rs`);
-//! what is said (`frames.rs`) and who answers in the guest (`agent.rs`).
+//! the messages (`frames.rs`) and the agent in the guest (`agent.rs`).
 
 mod agent;
 mod api;
@@ -39,34 +38,34 @@ use crate::pool::{Backend, IdleLimits, Pool, id_for, sandbox_by_pool};
 use crate::state_dir::{self, StateDir};
 use crate::view::plan_cache::{OwnFolders, PlanCache};
 
-/// Where programs are looked for.
+/// The folders in which programs are looked for.
 const FOLDERS: [&str; 6] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
 
-/// How the level is set up.
+/// The settings of the level `firecracker`.
 #[derive(Debug, Clone)]
 pub struct FirecrackerOptions {
-    /// Firecracker's program, if it is not to be looked for.
+    /// Firecracker's program; without it, the usual folders are searched.
     pub program: Option<PathBuf>,
     /// The guest's kernel, not compressed.
     pub kernel: Option<PathBuf>,
     /// The guest's root file system, as an image. It is never written to.
     pub rootfs: Option<PathBuf>,
-    /// Where this program is in the root file system; its name there must be `wieldy-guest`.
+    /// The path of this program in the root file system; its name there must be `wieldy-guest`.
     pub init: PathBuf,
-    /// The device through which the machine makes virtual machines.
+    /// The device of the kernel's virtual machines.
     pub kvm: PathBuf,
-    /// Where guests' files are kept; no guest ever sees it.
+    /// The folder of guests' files, which no guest ever sees.
     pub state: PathBuf,
-    /// The home folder of whoever runs the executor; what is secret in it is hidden where it is in the workspace.
+    /// The home folder of the user who runs the executor; secrets in it are hidden where it is in the workspace.
     pub home: Option<PathBuf>,
-    /// How long a session's guest may be idle before it is taken away.
+    /// The idle time after which a session's guest is ended.
     pub idle_max: Duration,
-    /// How many sessions' guests may be idle.
+    /// The limits of idle guests that are kept for sessions.
     pub idle_limits: IdleLimits,
 }
 
 impl FirecrackerOptions {
-    /// Guests that are kept for ten minutes, of a kernel and a root file system that must still be named.
+    /// Returns settings that keep idle guests for ten minutes; a kernel and a root file system must still be named.
     pub fn new(state: PathBuf) -> Self {
         Self {
             program: None,
@@ -82,12 +81,12 @@ impl FirecrackerOptions {
     }
 }
 
-/// Why no guest can be started, and what can be done about it.
+/// The reason why no guest can be started, with a hint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FirecrackerProblem {
-    /// What is missing.
+    /// The first thing that is missing.
     pub problem: String,
-    /// What helps.
+    /// The advice for the user.
     pub hint: String,
 }
 
@@ -105,7 +104,7 @@ struct FirecrackerBackend {
     base: OnceCell<Base>,
 }
 
-/// What is made when it is first needed.
+/// The parts that all guests share, made for the first one.
 struct Base {
     program: PathBuf,
     home: StateDir,
@@ -113,13 +112,13 @@ struct Base {
 }
 
 impl Firecracker {
-    /// The level, set up as the options say. Nothing is made before it is needed.
+    /// Returns the level with these settings. Nothing is made before it is needed.
     pub fn new(options: FirecrackerOptions) -> Self {
         let idle_limits = options.idle_limits;
         Self { pool: Pool::new(FirecrackerBackend { options, base: OnceCell::new() }, idle_limits) }
     }
 
-    /// What Firecracker says to `--version`, or the first thing that is missing. That a guest boots is not tried by this.
+    /// Returns Firecracker's version, or the first thing that is missing. Boots no guest.
     pub fn probe(&self) -> Result<String, FirecrackerProblem> {
         self.pool.backend().options.probe().map(|(_, version)| version)
     }
@@ -199,7 +198,7 @@ impl Backend for FirecrackerBackend {
 }
 
 impl FirecrackerBackend {
-    /// Sees that all is there, makes what all guests need, and removes what dead executors left of theirs.
+    /// Checks that everything is there, makes the parts that all guests share, and removes guests of dead executors.
     async fn make_base(&self) -> Result<Base, SandboxError> {
         let creation = |reason: String| SandboxError::Creation { reason: format!("firecracker: {reason}") };
         let options = self.options.clone();

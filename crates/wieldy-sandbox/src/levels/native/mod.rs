@@ -1,7 +1,7 @@
 //! The isolation level `native`: namespaces, a planned tree of mounts, Landlock, seccomp, cgroups.
 //!
-//! The pool keeps a sandbox for each session. Calls without a session get one each, of which a few are built ahead, and first processes of
-//! further ones wait ahead as well.
+//! The pool keeps a sandbox for each session. A call without a session gets one of its own, of which a few are built ahead (warm sandboxes);
+//! for all others, first processes are made ahead (warm inits).
 
 mod cgroup_parent;
 mod idmap;
@@ -43,9 +43,9 @@ pub struct NativeOptions {
     pub home: Option<PathBuf>,
     /// The number of sandboxes that are built ahead for calls without a session.
     pub warm_sandboxes: usize,
-    /// The number of processes that wait ahead to become the first one of a sandbox of any plan.
+    /// The number of first processes that are made ahead, for sandboxes of any plan.
     pub warm_inits: usize,
-    /// The idle time after which a session's sandbox, or one that was made ahead, is taken away.
+    /// The idle time after which a session's sandbox, or one that was built ahead, is ended.
     pub idle_max: Duration,
     /// The limits of idle sandboxes that are kept for sessions.
     pub idle_limits: IdleLimits,
@@ -89,7 +89,7 @@ impl Native {
         Self { pool: Pool::new(backend, idle_limits) }
     }
 
-    /// Returns the number of first processes that wait ahead at this moment.
+    /// Returns the number of first processes that are made ahead at this moment.
     pub fn warm_inits(&self) -> usize {
         lock(&self.pool.backend().warm_inits).len()
     }
@@ -251,7 +251,7 @@ impl NativeBackend {
                 }
             },
         };
-        // To look at everything again takes long, so that is done while it is built.
+        // Checking the plan takes long, so it is done while the sandbox is built.
         let mut holds = || self.plan_cache.is_still_right(unverified.take());
         let (planned, hierarchy) = (Planned::new(plan), self.hierarchy());
         let built =
@@ -262,7 +262,7 @@ impl NativeBackend {
         }
     }
 
-    /// The first process of a session's new sandbox, whose limits are those of all that it has.
+    /// Returns the first process of a session's new sandbox, in a cgroup below the session's.
     async fn nested(
         self: &Arc<Self>,
         session: &SessionKey,
@@ -272,7 +272,7 @@ impl NativeBackend {
         let open_network = confinement.network == Network::Open;
         let session_parent = self.session_parents.of(session);
         let mut session_parent = session_parent.lock().await;
-        // Where there are no groups, there is nothing to be below of.
+        // Without control groups there is no parent.
         let above = session_parent.as_ref().and_then(KnownGroup::get).filter(|above| !above.folders().is_empty());
         if let Some(above) = above {
             let id = next_id(Level::Native);
@@ -282,13 +282,13 @@ impl NativeBackend {
             }
         }
         let warm_init = self.warm_init(open_network, steps).await?;
-        // Before anybody else is in it.
+        // Before the session has another sandbox.
         warm_init.limit(&confinement.place_limits)?;
         *session_parent = Some(warm_init.group.known());
         Ok(warm_init)
     }
 
-    /// The first process of a new sandbox: one that waits already and suits, or a new one.
+    /// Returns the first process of a new sandbox: a warm one that fits these steps, or a new one.
     async fn warm_init(self: &Arc<Self>, open_network: bool, steps: &[Step]) -> Result<WarmInit, SandboxError> {
         if open_network {
             return self.make_warm_init(next_id(Level::Native), open_network).await;
@@ -306,12 +306,12 @@ impl NativeBackend {
         warm_init
     }
 
-    /// Makes what was taken, in the background.
+    /// Makes warm inits until there are as many as configured.
     async fn refill_warm_inits(self: &Arc<Self>) {
         while lock(&self.warm_inits).len() < self.options.warm_inits {
             let system = lock(&self.system).clone();
             if system.is_empty() {
-                // So far nobody could use one.
+                // The steps of the system are known only after the first sandbox.
                 return;
             }
             let Ok(mut warm_init) = self.make_warm_init(next_id(Level::Native), false).await else { return };
@@ -344,7 +344,7 @@ impl NativeBackend {
     }
 }
 
-/// What sees to each limit here.
+/// Returns the enforcer of each limit at this level.
 pub(crate) fn enforcement(hierarchy: &Hierarchy) -> Vec<Enforcement> {
     let kernel_or = |controller, otherwise| if hierarchy.can(controller) { Enforcer::Kernel } else { otherwise };
     let by = [

@@ -1,19 +1,21 @@
 //! The isolation levels `runc`, `crun`, `youki` and `gvisor`: containers by an OCI runtime, all by one driver.
 //!
-//! [`Oci`] keeps the containers: one for each session, made when it is first needed and gone when it has been idle for long, and one for
-//! each call without a session. What a container sees is what the native level plans, with the machine's own system or that of an image.
+//! The pool keeps a container for each session; a call without a session gets one of its own. A container has the file tree that `view`
+//! plans, with the host's own system or that of an image.
 //!
 //! It needs root: the runtimes make cgroups and devices, and the workspace is mounted under another owner.
 //!
-//! What it does not: a code above 128 is taken for a signal where a runtime's program says it, which is how they say it; only a gVisor sandbox
-//! that is asked itself tells them apart. That a private folder is full, a command sees, and nobody else. The runtime's own words are the
-//! reason why a program does not start, and runc has none for a file that is no program: it ends with code 1. runc also passes on to a
-//! command the signal for a closed pipe if that closes its input without reading it. In gVisor the limits are those of all commands in a
-//! sandbox together and of gVisor's kernel, and so are the figures; processes are neither limited nor counted; what others print after the
-//! first process's end is lost where `runsc` itself runs the command.
+//! Known limits:
+//!
+//! - An exit code above 128 is taken for a signal, as runtimes report signals so; only gVisor's control socket tells them apart.
+//! - A full private folder is seen by the command alone.
+//! - A program that does not start is explained by the runtime's own message. runc has none for a file that is no program: it ends with
+//!   code 1. If a command closes its input without reading it, runc passes the signal for a closed pipe on to it.
+//! - In gVisor, limits and figures are those of all commands in a sandbox and of gVisor's kernel together. Processes are neither limited nor
+//!   counted. Output of other processes after the end of the first one is lost where `runsc` itself runs the command.
 //!
 //! In reading order: the container (`container.rs`, `cgroup_parent.rs`, `netns.rs`) and the commands in it (`commands.rs`, `gvisor.rs`,
-//! `gvisor_control.rs`); the runtime's program (`runtime.rs`); the janitor of idle containers (`janitor.rs`); a container's files
+//! `gvisor_control.rs`); the runtime's program (`runtime.rs`); a container's files
 //! (`container_dir.rs`, `bundle.rs`, `image.rs`, `layout.rs`) and id-mapped mounts (`idmap.rs`).
 
 mod bundle;
@@ -66,7 +68,7 @@ struct OciBackend {
     base: OnceCell<Base>,
 }
 
-/// What is made when it is first needed.
+/// The parts that all containers share, made for the first one.
 struct Base {
     runtime: Runtime,
     setup: Arc<ContainerSetup>,
@@ -74,7 +76,7 @@ struct Base {
 }
 
 impl Oci {
-    /// The level, set up as the options say. Nothing is made before it is needed.
+    /// Returns the level with these settings. Nothing is made before it is needed.
     pub fn new(options: OciOptions) -> Self {
         let idle_limits = options.idle_limits;
         let backend = OciBackend { options, session_parents: SessionParents::default(), base: OnceCell::new() };
@@ -105,7 +107,7 @@ impl Oci {
     /// Runs `true` in a container.
     async fn try_once(&self) -> Result<(), SandboxError> {
         let failed = |error: std::io::Error| SandboxError::Creation { reason: error.to_string() };
-        // A process of the same number may have left one behind.
+        // A process with the same id may have left a folder of this name.
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_nanos();
         let name = format!("wieldy-probe-{}-{now}", next_id(self.level()).0);
         let workspace = std::env::temp_dir().join(name);
@@ -164,7 +166,7 @@ impl Backend for OciBackend {
 }
 
 impl OciBackend {
-    /// Makes what all containers need, and removes what dead executors left of theirs.
+    /// Makes the parts that all containers share, and removes containers of dead executors.
     async fn make_base(&self) -> Result<Base, SandboxError> {
         let creation = |reason: String| SandboxError::Creation { reason };
         let program = self.program().map_err(|problem| problem.at(self.options.level))?;
@@ -193,7 +195,7 @@ impl OciBackend {
         laid.map_err(|error| creation(format!("{}: {error}", self.options.level)))
     }
 
-    /// The runtime's program, if it can be used at all.
+    /// Returns the runtime's program, if it can be used.
     fn program(&self) -> Result<PathBuf, OciProblem> {
         let level = self.options.level;
         let Some(name) = runtime::name(level) else {
@@ -227,7 +229,7 @@ pub(crate) fn forget(level: Level, left: &Path) -> bool {
     true
 }
 
-/// Removes a folder as soon as it is empty: what is held in it goes with the container, which is removed in the background.
+/// Removes a folder as soon as it is empty: placeholders in it go with the container, which is removed in the background.
 pub(crate) async fn remove_emptied(folder: &Path) {
     const TRIES: usize = 500;
     for _ in 0..TRIES {
@@ -240,7 +242,7 @@ pub(crate) async fn remove_emptied(folder: &Path) {
     }
 }
 
-/// What to do about a runtime that complains like this.
+/// Returns the problem of a runtime that reported this error, with a hint.
 fn unusable(level: Level, problem: String) -> OciProblem {
     let hint = if problem.contains("hybrid") {
         "boot with `systemd.unified_cgroup_hierarchy=1` to have cgroup v2 alone, or use the level `runc`".into()
