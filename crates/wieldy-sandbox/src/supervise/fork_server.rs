@@ -36,7 +36,7 @@ pub(crate) const NAME: &CStr = c"wieldy-sandbox-fork-server";
 const LINGER: Duration = Duration::from_secs(2);
 
 /// Becomes the fork server of the process that started this one, and ends with it.
-pub(crate) fn live() -> ! {
+pub(crate) fn serve_forever() -> ! {
     // A panic would otherwise unwind into the C library's start-up code.
     let ended = std::panic::catch_unwind(|| ForkServer::begin().and_then(|mut fork_server| fork_server.serve()));
     sys::exit_now(i32::from(!matches!(ended, Ok(Ok(())))))
@@ -264,7 +264,7 @@ impl ForkServer {
                     sys::exit_now(1);
                 }
                 prefer_for_oom_kill();
-                Supervisor { socket, landlock: None, private: Vec::new() }.live()
+                Supervisor { socket, landlock: None, private: Vec::new() }.serve_forever()
             }
             Ok(Some(pid)) => self.register(pid),
             // Whoever waits at the socket's other end sees it end.
@@ -313,7 +313,7 @@ impl ForkServer {
                 if sys::close_all_but(&mut [0, 1, 2, socket.as_raw_fd(), go_ours.as_raw_fd()]).is_err() {
                     sys::exit_now(1);
                 }
-                Init { socket, identity, open_network, filter: std::mem::take(filter) }.live(go_ours.into())
+                Init { socket, identity, open_network, filter: std::mem::take(filter) }.serve_forever(go_ours.into())
             }
             Some(pid) => {
                 if let Err(error) = identity.map(pid) {

@@ -63,7 +63,7 @@ struct Ready {
 
 impl Init {
     /// Waits to be let go, builds the sandbox when it is told how, serves.
-    pub(crate) fn live(self, go: OwnedFd) -> ! {
+    pub(crate) fn serve_forever(self, go: OwnedFd) -> ! {
         let _ = rustix::io::read(&go, &mut [0_u8; 1]);
         drop(go);
         // A panic must not unwind into the fork server, whose copy we are.
@@ -225,7 +225,7 @@ impl Ready {
                 {
                     sys::exit_now(1);
                 }
-                Supervisor { socket, landlock: Some(landlock), private: self.private.clone() }.live()
+                Supervisor { socket, landlock: Some(landlock), private: self.private.clone() }.serve_forever()
             }
         }
         Ok(())

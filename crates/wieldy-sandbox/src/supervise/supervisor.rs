@@ -43,7 +43,7 @@ type Failure = (StartStep, i32);
 
 impl Supervisor {
     /// Serves until nobody is there any more to give orders.
-    pub(crate) fn live(self) -> ! {
+    pub(crate) fn serve_forever(self) -> ! {
         let _ = thread::set_name(c"wieldy-supervisor");
         // A panic must not unwind into whoever made us, whose copy we are.
         let lived = std::panic::catch_unwind(AssertUnwindSafe(|| self.serve()));

@@ -45,7 +45,7 @@ const DISK: &str = "/dev/vdb";
 const DISK_MOUNT: &str = "/tmp";
 
 /// Becomes the agent, with the words that it was started with after its name.
-pub(crate) fn live(words: &[CString]) -> ! {
+pub(crate) fn serve_forever(words: &[CString]) -> ! {
     // A panic would otherwise unwind into the C library's start-up code.
     let lived = std::panic::catch_unwind(|| match words {
         [socket, folder, user @ ..] => {
@@ -313,7 +313,7 @@ impl Attendant {
             let places =
                 [workspace.folder.as_path(), Path::new("/tmp")].into_iter().filter(|_| workspace.user.is_some());
             let private = places.filter_map(|path| CString::new(path.as_os_str().as_bytes()).ok()).collect();
-            Supervisor { socket: theirs, landlock: None, private }.live()
+            Supervisor { socket: theirs, landlock: None, private }.serve_forever()
         }
         drop(theirs);
         protocol::receive::<SupervisorReport>(&supervisor)?.ok_or_else(lost)?;

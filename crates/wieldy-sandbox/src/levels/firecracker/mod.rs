@@ -30,7 +30,7 @@ use rustix::fs::{Access, access};
 use tokio::sync::OnceCell;
 use wieldy_core::{Confinement, Level, SandboxError, SandboxRef};
 
-pub(crate) use self::agent::{NAME as AGENT_NAME, live as live_as_agent};
+pub(crate) use self::agent::{NAME as AGENT_NAME, serve_forever as serve_as_agent};
 use self::machine::Machine;
 pub(crate) use self::machine::enforcement;
 use crate::cgroup::Hierarchy;
