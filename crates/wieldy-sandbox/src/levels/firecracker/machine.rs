@@ -22,7 +22,6 @@ use wieldy_core::{
 
 use super::api::Guest;
 use super::commands;
-use super::console::Console;
 use super::frames::{self, Kind, Prepare};
 use super::sync::{Ours, Room};
 use super::{Base, FirecrackerOptions};
@@ -348,6 +347,29 @@ impl Folder {
 impl Drop for Folder {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The end of the output of Firecracker and the guest's kernel, for the error of a guest that does not start.
+#[derive(Default)]
+struct Console(Mutex<Vec<u8>>);
+
+impl Console {
+    /// Returns the last line that is not empty.
+    fn last(&self) -> Option<String> {
+        let text = String::from_utf8_lossy(&self.0.lock().unwrap_or_else(PoisonError::into_inner)).into_owned();
+        let line = text.lines().rev().map(str::trim).find(|line| !line.is_empty())?;
+        Some(line.chars().filter(|c| !c.is_control()).collect())
+    }
+}
+
+impl OutputSink for Console {
+    fn write(&self, _stream: Stream, bytes: &[u8]) {
+        const KEPT_BYTES: usize = 4096;
+        let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        said.extend_from_slice(bytes);
+        let surplus = said.len().saturating_sub(KEPT_BYTES);
+        said.drain(..surplus);
     }
 }
 

@@ -16,7 +16,6 @@
 mod agent;
 mod api;
 mod commands;
-mod console;
 mod frames;
 mod machine;
 mod sync;
