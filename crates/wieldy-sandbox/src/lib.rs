@@ -107,11 +107,11 @@ pub use view::placeholders::sweep::sweep_placeholders;
 /// arguments.
 fn become_helper(name: &CStr, words: impl FnOnce() -> Vec<CString>) {
     if name == supervise::fork_server::NAME {
-        supervise::fork_server::live()
+        supervise::fork_server::serve_forever()
     }
     #[cfg(feature = "firecracker")]
     if name.to_bytes().rsplit(|byte| *byte == b'/').next() == Some(levels::firecracker::AGENT_NAME.to_bytes()) {
-        levels::firecracker::live_as_agent(&words())
+        levels::firecracker::serve_as_agent(&words())
     }
     let _ = words;
 }

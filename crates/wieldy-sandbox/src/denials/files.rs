@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 
 use wieldy_core::{Breach, Command, Confinement, Ended, OutputSink, Stream};
 
-use crate::denials::network;
+use super::network;
 use crate::supervise::supervisor::DEFAULT_PATH;
 use crate::view::host::{NOT_SHOWN, on_host};
 use crate::view::path_lookup::{PathAccess, ReadOnly, access_to};

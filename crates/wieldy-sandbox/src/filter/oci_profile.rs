@@ -9,8 +9,8 @@ use oci_spec::runtime::{
     LinuxSeccompOperator, LinuxSyscall, LinuxSyscallBuilder,
 };
 
-use crate::filter::seccomp::{CHANGES_USER, GIVING_BACK, OF_TERMINALS, PERSONALITIES, PROTOCOLS};
-use crate::filter::syscalls::{ALLOWED, Call, REFUSED};
+use super::seccomp::{CHANGES_USER, GIVING_BACK, OF_TERMINALS, PERSONALITIES, PROTOCOLS};
+use super::syscalls::{ALLOWED, Call, REFUSED};
 
 /// The flags that make a namespace.
 const NAMESPACES: i32 = libc::CLONE_NEWNS

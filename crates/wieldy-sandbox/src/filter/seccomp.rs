@@ -14,7 +14,7 @@ use seccompiler::{
 };
 use serde::Serialize;
 
-use crate::filter::syscalls::{ALLOWED, REFUSED};
+use super::syscalls::{ALLOWED, REFUSED};
 
 /// A system call that programs are refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

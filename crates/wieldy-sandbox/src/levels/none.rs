@@ -30,8 +30,7 @@ use wieldy_core::{
 
 use crate::limits::measured;
 use crate::supervise::host_process::HostSupervisor;
-use crate::supervise::run::prepare;
-use crate::supervise::run::{RunOutcome, run_to_end};
+use crate::supervise::run::{RunOutcome, prepare, run_to_end};
 
 /// Maximum number of idle supervisors that are stored for later commands.
 const IDLE_MAX: usize = 8;

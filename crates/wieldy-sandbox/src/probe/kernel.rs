@@ -7,8 +7,7 @@ use libc::c_int;
 use rustix::process::{WaitOptions, waitpid};
 
 use super::Probed;
-use crate::filter::landlock;
-use crate::filter::seccomp;
+use crate::filter::{landlock, seccomp};
 use crate::supervise::namespaces::{forbidden_by, kernel_setting};
 use crate::sys;
 use crate::view::identity::{self, Identity};

@@ -14,11 +14,8 @@ use wieldy_core::{Command, Confinement, Ended, Exit, Level, OutputSink, Place, S
 
 use super::{Holds, ProbeOptions, ProbeState, Probed};
 use crate::cgroup::Hierarchy;
-use crate::levels::native;
-use crate::levels::none;
-#[cfg(feature = "oci")]
-use crate::levels::oci::{self, Oci, OciOptions, OciProblem};
-use crate::state_dir::remove_emptied;
+use crate::levels::oci::{Oci, OciOptions, OciProblem, remove_emptied};
+use crate::levels::{native, none, oci};
 use crate::{Native, Unconfined};
 
 /// The maximum time that a program which does nothing may take.

@@ -18,17 +18,16 @@ use rustix::process::{self, Pid, Signal, WaitOptions};
 use rustix::thread;
 use seccompiler::BpfProgram;
 
+use super::init::Init;
 use super::namespaces;
+use super::protocol::{self, ForkServerOrder, ForkServerReport, InitReport};
+use super::supervisor::Supervisor;
+use super::tree::Tree;
 use crate::filter::seccomp;
-use crate::supervise::init::Init;
-use crate::supervise::protocol::{self, ForkServerOrder, ForkServerReport, InitReport};
-use crate::supervise::supervisor::Supervisor;
-use crate::supervise::tree::Tree;
 use crate::sys;
 use crate::view::identity::{self, Identity};
 use crate::view::mounts;
-use crate::view::placeholders::Placeholder;
-use crate::view::placeholders::{Marked, Placeholders, is_marked};
+use crate::view::placeholders::{Marked, Placeholder, Placeholders, is_marked};
 use crate::view::plan::Step;
 
 /// The name that a program is started by to become a fork server.
@@ -37,8 +36,8 @@ pub(crate) const NAME: &CStr = c"wieldy-sandbox-fork-server";
 /// The time for which paths stay held after the end of the last sandbox that needed them.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// Runs as the fork server of the parent process, and exits when the parent is gone.
-pub(crate) fn live() -> ! {
+/// Becomes the fork server of the process that started this one, and ends with it.
+pub(crate) fn serve_forever() -> ! {
     // A panic would otherwise unwind into the C library's start-up code.
     let ended = std::panic::catch_unwind(|| ForkServer::begin().and_then(|mut fork_server| fork_server.serve()));
     sys::exit_now(i32::from(!matches!(ended, Ok(Ok(())))))
@@ -269,7 +268,7 @@ impl ForkServer {
                     sys::exit_now(1);
                 }
                 prefer_for_oom_kill();
-                Supervisor { socket, landlock: None, private: Vec::new() }.live()
+                Supervisor { socket, landlock: None, private: Vec::new() }.serve_forever()
             }
             Ok(Some(pid)) => self.register(pid),
             // The socket closes, and the waiting executor sees its end.
@@ -318,7 +317,7 @@ impl ForkServer {
                 if sys::close_all_but(&mut [0, 1, 2, socket.as_raw_fd(), go_ours.as_raw_fd()]).is_err() {
                     sys::exit_now(1);
                 }
-                Init { socket, identity, open_network, filter: std::mem::take(filter) }.live(go_ours.into())
+                Init { socket, identity, open_network, filter: std::mem::take(filter) }.serve_forever(go_ours.into())
             }
             Some(pid) => {
                 if let Err(error) = identity.map(pid) {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
-use wieldy_core::{Command, OutputSink, ResourceLimits, SandboxError, Stdin, Stream};
+use wieldy_core::{Command, Confinement, OutputSink, ResourceLimits, SandboxError, Stdin, Stream};
 
 use super::protocol::{ForkServerOrder, RunLimits, RunOrder};
 use super::run::{RunOutcome, SupervisorClient};
@@ -69,11 +69,10 @@ impl HostProcess {
         Ok(Self { host, workspace: PathBuf::from("/"), limits: RunLimits::default(), is_raw: false })
     }
 
-    /// Ends the program when more is written to the workspace than the limits allow.
-    pub(crate) fn watching(mut self, workspace: &Path, limits: &ResourceLimits) -> Self {
-        let ResourceLimits { disk_bytes, disk_files, .. } = *limits;
-        self.workspace = workspace.to_owned();
-        self.limits = RunLimits { disk_bytes, disk_files, ..RunLimits::default() };
+    /// The same, but whatever it runs is ended once more comes into the workspace than the limits allow.
+    pub(crate) fn watching(mut self, confinement: &Confinement) -> Self {
+        self.workspace.clone_from(&confinement.workspace);
+        self.limits = disk_limits(confinement);
         self
     }
 
@@ -112,7 +111,14 @@ impl HostProcess {
     }
 }
 
-/// An output sink that drops all bytes.
+/// Returns the limits of what a command may write, and if its session or sandbox limits the number of files, the order to count them.
+pub(crate) fn disk_limits(confinement: &Confinement) -> RunLimits {
+    let ResourceLimits { disk_bytes, disk_files, .. } = confinement.limits;
+    let counts_files = confinement.place_limits.disk_files.is_some();
+    RunLimits { disk_bytes, disk_files, counts_files, ..RunLimits::default() }
+}
+
+/// What nobody hears.
 pub(crate) struct NullSink;
 
 impl OutputSink for NullSink {

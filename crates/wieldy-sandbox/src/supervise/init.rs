@@ -24,13 +24,12 @@ use rustix::process::{self, DumpableBehavior, Pid};
 use rustix::thread::{self, CapabilitySet, CapabilitySets};
 use seccompiler::BpfProgram;
 
-use crate::filter::landlock;
+use super::fork_server;
+use super::protocol::{self, BuildOrder, InitOrder, InitReport};
+use super::supervisor::Supervisor;
+use super::tree::Tree;
 use crate::filter::landlock::{Access, LandlockError, Rules};
-use crate::filter::seccomp;
-use crate::supervise::fork_server;
-use crate::supervise::protocol::{self, BuildOrder, InitOrder, InitReport};
-use crate::supervise::supervisor::Supervisor;
-use crate::supervise::tree::Tree;
+use crate::filter::{landlock, seccomp};
 use crate::sys;
 use crate::view::identity::Identity;
 use crate::view::mounts;
@@ -65,8 +64,8 @@ struct Ready {
 }
 
 impl Init {
-    /// Waits for the end of file of `go`, builds the sandbox as ordered, serves, and exits.
-    pub(crate) fn live(self, go: OwnedFd) -> ! {
+    /// Waits to be let go, builds the sandbox when it is told how, serves.
+    pub(crate) fn serve_forever(self, go: OwnedFd) -> ! {
         let _ = rustix::io::read(&go, &mut [0_u8; 1]);
         drop(go);
         // A panic must not unwind into the fork server's code, of which this process is a fork.
@@ -229,7 +228,7 @@ impl Ready {
                 {
                     sys::exit_now(1);
                 }
-                Supervisor { socket, landlock: Some(landlock), private: self.private.clone() }.live()
+                Supervisor { socket, landlock: Some(landlock), private: self.private.clone() }.serve_forever()
             }
         }
         Ok(())

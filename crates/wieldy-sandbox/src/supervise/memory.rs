@@ -10,7 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::supervise::watch::BLOCK_BYTES;
+use super::watch::BLOCK_BYTES;
 
 /// The prefixes of the kernel's names of memfds and System V segments.
 const FILE: &str = "/memfd:";

@@ -18,10 +18,8 @@ use tokio_util::sync::CancellationToken;
 use wieldy_core::{Command, Confinement, Ended, Exit, OutputSink, SandboxError, Stdin};
 
 use super::pipes::Pipes;
-use crate::supervise::protocol::{
-    Received, RunLimits, RunOrder, RunReport, StartStep, SupervisorOrder, SupervisorReport,
-};
-use crate::supervise::socket::Socket;
+use super::protocol::{Received, RunLimits, RunOrder, RunReport, StartStep, SupervisorOrder, SupervisorReport};
+use super::socket::Socket;
 use crate::view::host::on_host;
 
 /// The time between two `SIGCONT` to a supervisor that was ordered to end its command: the command may have stopped it.

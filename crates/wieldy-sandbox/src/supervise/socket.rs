@@ -14,8 +14,8 @@ use serde::de::DeserializeOwned;
 use tokio::io::unix::AsyncFd;
 use tokio::io::{Interest, Ready};
 
-use crate::supervise::fork_server;
-use crate::supervise::protocol::{self, ForkServerOrder, ForkServerReport, Received};
+use super::fork_server;
+use super::protocol::{self, ForkServerOrder, ForkServerReport, Received};
 use crate::sys;
 
 /// The time between two attempts to send to a full socket.

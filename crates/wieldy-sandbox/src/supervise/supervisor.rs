@@ -19,9 +19,9 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{DumpableBehavior, Resource, Rlimit, Signal};
 use rustix::{process, thread};
 
-use crate::supervise::protocol::{self, RunOrder, RunReport, StartStep, SupervisorOrder, SupervisorReport};
-use crate::supervise::tree::Tree;
-use crate::supervise::watch::{self, Watch};
+use super::protocol::{self, RunOrder, RunReport, StartStep, SupervisorOrder, SupervisorReport};
+use super::tree::Tree;
+use super::watch::{self, Watch};
 use crate::sys::{self, Program, Stack};
 
 /// A supervisor process, with the rules of its sandbox.
@@ -43,8 +43,8 @@ pub(crate) const WATCH_EVERY: Duration = Duration::from_millis(20);
 type Failure = (StartStep, i32);
 
 impl Supervisor {
-    /// Serves until the other end of the socket is closed, then exits.
-    pub(crate) fn live(self) -> ! {
+    /// Serves until nobody is there any more to give orders.
+    pub(crate) fn serve_forever(self) -> ! {
         let _ = thread::set_name(c"wieldy-supervisor");
         // A panic must not unwind into the parent's code, of which this process is a fork.
         let lived = std::panic::catch_unwind(AssertUnwindSafe(|| self.serve()));

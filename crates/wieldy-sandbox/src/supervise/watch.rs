@@ -12,9 +12,9 @@ use rustix::fs::Access;
 use rustix::io::Errno;
 use rustix::process::Pid;
 
-use crate::supervise::memory::{Found, InFolders, Memory};
-use crate::supervise::protocol::{Limit, RunLimits};
-use crate::supervise::tree::Tree;
+use super::memory::{Found, InFolders, Memory};
+use super::protocol::{Limit, RunLimits};
+use super::tree::Tree;
 
 /// The kernel counts blocks of this size, independent of the disk's own.
 pub(crate) const BLOCK_BYTES: u64 = 512;

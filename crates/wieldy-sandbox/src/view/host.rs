@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Access, AtFlags, CWD};
 use rustix::io::Errno;
 
-use crate::view::plan::{Entry, Look, Making, Wanted, without_dots};
-use crate::view::secret_scan::secrets_below;
+use super::plan::{Entry, Look, Making, Wanted, without_dots};
+use super::secret_scan::secrets_below;
 
 /// The files of this host, as they are now.
 pub(crate) struct Disk;

@@ -14,9 +14,9 @@ use rustix::mount::{OpenTreeFlags, open_tree};
 use rustix::process::{self, Pid, Signal};
 use rustix::thread;
 
+use super::mounts;
+use super::placeholders::open_plain;
 use crate::sys::{self, MountChange};
-use crate::view::mounts;
-use crate::view::placeholders::open_plain;
 
 /// The user and group id outside where the executor is root: so high that no system assigns it.
 const NOBODY_OUTSIDE: u32 = 2_000_000_000;

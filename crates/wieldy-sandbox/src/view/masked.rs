@@ -7,9 +7,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use crate::view::placeholders::Placeholder;
-use crate::view::placeholders::host_view::{Stamp, is_long_ago, stamp_of};
-use crate::view::plan::{self, Step};
+use super::placeholders::Placeholder;
+use super::placeholders::host_view::{Stamp, is_long_ago, stamp_of};
+use super::plan::{self, Step};
 
 /// A masked path, and the device and inode of the file that was masked there, if there was one.
 pub(crate) type MaskedPath = (PathBuf, Option<(u64, u64)>);

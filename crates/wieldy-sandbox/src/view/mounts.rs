@@ -14,9 +14,9 @@ use rustix::mount::{
     fsconfig_create, fsconfig_set_string, fsmount, fsopen, mount_change, move_mount, open_tree, unmount,
 };
 
+use super::placeholders::open_plain;
+use super::plan::{Kind, Room, Step};
 use crate::sys::{self, MountChange};
-use crate::view::placeholders::open_plain;
-use crate::view::plan::{Kind, Room, Step};
 
 /// The mount point of the new root until this process moves there. It covers the host's `/proc`, which no plan may ever
 /// show.

@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::view::plan::{Step, host, without_dots};
-use crate::view::planner::LINKS_MAX;
-use crate::view::system_paths::SYSTEM;
+use super::plan::{Step, host, without_dots};
+use super::planner::LINKS_MAX;
+use super::system_paths::SYSTEM;
 
 /// The access that a plan gives to a path of the sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]

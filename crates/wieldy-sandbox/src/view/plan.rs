@@ -9,8 +9,8 @@ use std::path::{Component, Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use wieldy_core::secrets::Held;
 
-use crate::view::placeholders::Placeholder;
-use crate::view::system_paths::SYSTEM;
+use super::placeholders::Placeholder;
+use super::system_paths::SYSTEM;
 
 /// The steps, placeholders and variables that make a sandbox's file tree.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -12,11 +12,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use wieldy_core::{Confinement, FileRules, Network, SandboxError};
 
-use crate::view::identity::Identity;
-use crate::view::masked::{folder_stamp, settled};
-use crate::view::placeholders::host_view::{HostWithoutPlaceholders, Stamp};
-use crate::view::plan::{Entry, HostFacts, Look, Making, Plan, PlannedPlaceholder, Room, Wanted, program_folders};
-use crate::view::planner::{Request, plan};
+use super::identity::Identity;
+use super::masked::{folder_stamp, settled};
+use super::placeholders::host_view::{HostWithoutPlaceholders, Stamp};
+use super::plan::{Entry, HostFacts, Look, Making, Plan, PlannedPlaceholder, Room, Wanted, program_folders};
+use super::planner::{Request, plan};
 
 /// The maximum number of cached plans.
 const KNOWN_MAX: usize = 8;

@@ -11,10 +11,10 @@ use std::path::{Component, Path, PathBuf};
 use wieldy_core::secrets::{HIDDEN, Held, is_environment};
 use wieldy_core::{FileRules, Network};
 
-use crate::view::plan::{
+use super::plan::{
     Entry, HostFacts, Kind, Making, Plan, PlanError, PlannedPlaceholder, Room, Step, Wanted, without_dots,
 };
-use crate::view::system_paths::{HIDDEN_IN_SYSTEM, KERNEL, SHARED, SYSTEM};
+use super::system_paths::{HIDDEN_IN_SYSTEM, KERNEL, SHARED, SYSTEM};
 
 mod protect;
 

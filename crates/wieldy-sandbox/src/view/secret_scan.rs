@@ -16,7 +16,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use wieldy_core::secrets::{is_deep_secret, is_passed_by};
 
-use crate::view::placeholders::host_view::{Stamp, is_long_ago, stamp_of};
+use super::placeholders::host_view::{Stamp, is_long_ago, stamp_of};
 
 /// The maximum number of folders that are searched. Each costs every new sandbox nearly a microsecond.
 const FOLDERS_MAX: usize = 1000;

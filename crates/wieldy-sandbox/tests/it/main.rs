@@ -13,6 +13,7 @@ mod firecracker;
 mod leaving_nothing;
 mod measuring;
 mod oci;
+mod pool;
 mod proxy;
 mod sessions;
 mod starting;

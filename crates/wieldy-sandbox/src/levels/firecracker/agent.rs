@@ -26,10 +26,9 @@ use rustix::thread;
 
 use super::frames::{self, CONTENT_BYTES_MAX, Frame, Kind, PORT, Prepare, Run};
 use super::sync::{self, Manifest, Tree};
-use crate::supervise::fork_server;
 use crate::supervise::protocol::{self, SupervisorOrder, SupervisorReport};
 use crate::supervise::supervisor::Supervisor;
-use crate::supervise::tree;
+use crate::supervise::{fork_server, tree};
 use crate::sys;
 use crate::view::mounts;
 use crate::view::plan::{Room, Step};
@@ -45,8 +44,8 @@ const AGENT: u32 = 1000;
 const DISK: &str = "/dev/vdb";
 const DISK_MOUNT: &str = "/tmp";
 
-/// Becomes the agent. `words` are the arguments after its name.
-pub(crate) fn live(words: &[CString]) -> ! {
+/// Becomes the agent, with the words that it was started with after its name.
+pub(crate) fn serve_forever(words: &[CString]) -> ! {
     // A panic would otherwise unwind into the C library's start-up code.
     let lived = std::panic::catch_unwind(|| match words {
         [socket, folder, user @ ..] => {
@@ -315,7 +314,7 @@ impl Attendant {
             let places =
                 [workspace.folder.as_path(), Path::new("/tmp")].into_iter().filter(|_| workspace.user.is_some());
             let private = places.filter_map(|path| CString::new(path.as_os_str().as_bytes()).ok()).collect();
-            Supervisor { socket: theirs, landlock: None, private }.live()
+            Supervisor { socket: theirs, landlock: None, private }.serve_forever()
         }
         drop(theirs);
         protocol::receive::<SupervisorReport>(&supervisor)?.ok_or_else(lost)?;

@@ -9,31 +9,30 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::pin::{Pin, pin};
 use std::process::Stdio;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use jiff::Timestamp;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use wieldy_core::secrets::PROTECTED;
 use wieldy_core::{
     Breach, Command, Confinement, Ended, Enforcement, Enforcer, Exit, Network, OutputSink, Place, ResourceLimits,
-    SandboxError, SandboxRef, SandboxStatus, SessionKey, Stream, Usage,
+    SandboxError, SandboxRef, Stream, Usage,
 };
 
 use super::api::Guest;
 use super::commands;
-use super::console::Console;
 use super::frames::{self, Kind, Prepare};
 use super::sync::{Ours, Room};
 use super::{Base, FirecrackerOptions};
 use crate::cgroup::{Controller, Group, GroupLimits, Hierarchy};
+use crate::disk_quota::Ran;
 use crate::limits::{measured, overrun};
+use crate::pool::{Live, Record};
 use crate::supervise::host_process::{HostProcess, blocking, idle_command};
 use crate::supervise::protocol::{RunOrder, RunReport, SupervisorReport};
-use crate::supervise::run::prepare;
-use crate::supervise::run::{Requested, ended};
+use crate::supervise::run::{Requested, ended, prepare};
 use crate::view::plan::{Plan, Step};
 
 /// Longest wait for Firecracker to listen, and for a guest to boot.
@@ -67,11 +66,7 @@ const MIB: u64 = 1 << 20;
 
 /// A running guest.
 pub(super) struct Machine {
-    pub(super) made: SandboxRef,
-    session: Option<SessionKey>,
-    created_at: Timestamp,
-    limits: ResourceLimits,
-    enforcement: Vec<Enforcement>,
+    record: Record,
     folder: Folder,
     /// The cgroup, until the task that runs Firecracker takes and later removes it.
     group: Mutex<Option<Group>>,
@@ -83,9 +78,6 @@ pub(super) struct Machine {
     gone: CancellationToken,
     /// Locked during a sync.
     workspace: Arc<tokio::sync::Mutex<Ours>>,
-    running: AtomicUsize,
-    executed: AtomicU64,
-    used_at: Mutex<Instant>,
 }
 
 impl Drop for Machine {
@@ -119,14 +111,7 @@ impl Machine {
         let workspace = workspace(confinement, plan, &limits)
             .map_err(|error| failed(&format!("the workspace `{}`", confinement.workspace.display()), error))?;
         let machine = Arc::new(Self {
-            session: match &confinement.place {
-                Place::Session(key) => Some(key.clone()),
-                Place::Own | Place::Sandbox(_) => None,
-            },
-            created_at: Timestamp::now(),
-            limits,
-            enforcement: enforcement(&base.hierarchy),
-            made,
+            record: Record::new(made, &confinement.place, None, limits, enforcement(&base.hierarchy)),
             folder,
             group: Mutex::new(Some(group)),
             console: Arc::default(),
@@ -134,14 +119,11 @@ impl Machine {
             stop: CancellationToken::new(),
             gone: CancellationToken::new(),
             workspace: Arc::new(tokio::sync::Mutex::new(workspace)),
-            running: AtomicUsize::new(0),
-            executed: AtomicU64::new(0),
-            used_at: Mutex::new(Instant::now()),
         });
         match machine.boot(confinement, options, &base.program).await {
             Ok(()) => Ok(machine),
             Err(error) => {
-                machine.end().await;
+                machine.remove().await;
                 Err(error)
             }
         }
@@ -162,14 +144,14 @@ impl Machine {
         self.start_vmm(program);
         let api = self.file("api");
         self.until(|| tokio::net::UnixStream::connect(api.clone())).await?;
-        let guest = guest(&self.limits, options, self.file("disk"), self.file("vsock"));
+        let guest = guest(self.record.limits(), options, self.file("disk"), self.file("vsock"));
         guest.start(&api).await.map_err(|error| creation(error.to_string()))?;
         let vsock = self.file("vsock");
         let stream = self.until(|| commands::connect(vsock.clone())).await?;
         let order = Prepare {
             workspace: confinement.workspace.clone(),
-            room_bytes: self.limits.disk_bytes.unwrap_or(DISK_BYTES),
-            room_files: self.limits.disk_files.unwrap_or(DISK_FILES),
+            room_bytes: self.record.limits().disk_bytes.unwrap_or(DISK_BYTES),
+            room_files: self.record.limits().disk_files.unwrap_or(DISK_FILES),
         };
         let prepared = tokio::time::timeout(START_PATIENCE, prepare_guest(stream, &order)).await;
         let prepared = prepared.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
@@ -179,7 +161,7 @@ impl Machine {
     /// Starts a task that runs Firecracker until the guest is ended, and then removes its cgroup.
     fn start_vmm(&self, program: &Path) {
         let words =
-            ["--api-sock", &self.file("api").to_string_lossy(), "--id", &self.made.id.0].map(String::from).into();
+            ["--api-sock", &self.file("api").to_string_lossy(), "--id", &self.record.id().0].map(String::from).into();
         let (program, console, group) = (program.to_owned(), Arc::clone(&self.console), lock(&self.group).take());
         let (stop, gone) = (self.stop.clone(), self.gone.clone());
         let folders = group.as_ref().map(|group| group.folders().to_vec()).unwrap_or_default();
@@ -229,61 +211,8 @@ impl Machine {
         }
     }
 
-    /// Runs a command to its end, and synchronizes the workspace before and after it.
-    pub(super) async fn run(
-        &self,
-        command: &Command,
-        confinement: &Confinement,
-        output: &dyn OutputSink,
-        stop: &CancellationToken,
-    ) -> Result<Exit, SandboxError> {
-        let _busy = Busy::new(self);
-        let (order, requested) = order(command, confinement)?;
-        // Changes in a guest cannot be attributed to one command, so those of concurrent commands are reported here,
-        // too.
-        let mut given_up = pin!(commands::given_up(stop, Duration::from_millis(order.grace_ms)));
-        let mut breaches = self.sync(given_up.as_mut()).await?;
-        let outcome = tokio::select! {
-            outcome = commands::run(self.file("vsock"), command, order, output, stop, given_up.as_mut()) => outcome,
-            () = self.gone.cancelled() => Err(io::Error::other("Firecracker ended")),
-        };
-        let report = match outcome {
-            Ok(SupervisorReport::Ended(report)) => bounded(report),
-            Ok(SupervisorReport::NotStarted { step, errno }) => return Err(requested.not_started(command, step, errno)),
-            Ok(_) => return Err(self.lost("it said what makes no sense")),
-            // The command blocked its guest and was killed with it.
-            Err(error) if error.kind() == io::ErrorKind::TimedOut && stop.is_cancelled() => {
-                self.remove().await;
-                return Ok(self.exit(Ended::Signal(libc::SIGKILL), Usage::default(), None, breaches));
-            }
-            // The agent reported the error: the guest is still there, only the command's supervisor is lost.
-            Err(error) if error.kind() == io::ErrorKind::Other && !self.gone.is_cancelled() => {
-                let reason = format!("`{}` was lost: {error}", command.program);
-                return Err(SandboxError::Crashed { reason });
-            }
-            Err(error) => {
-                self.remove().await;
-                return Err(self.lost(&error.to_string()));
-            }
-        };
-        let how = ended(report.status);
-        let passed =
-            report.overrun.map(|(limit, used)| overrun(limit, used, &confinement.limits, &confinement.place_limits));
-        match self.sync(given_up).await {
-            Ok(refused) => breaches.extend(refused),
-            // The exceeded limit is the cause, so it is what gets reported.
-            Err(error) if passed.is_some() => {
-                let (path, reason) = (confinement.workspace.display().to_string(), error.to_string());
-                breaches.push(Breach::Filesystem { path, reason });
-            }
-            Err(error) => return Err(error),
-        }
-        Ok(self.exit(how, measured(&report), passed, breaches))
-    }
-
     fn exit(&self, ended: Ended, usage: Usage, overrun: Option<wieldy_core::Overrun>, breaches: Vec<Breach>) -> Exit {
-        self.executed.fetch_add(1, Ordering::Relaxed);
-        Exit { ended, usage, sandbox: self.made.clone(), overrun, breaches }
+        Exit { ended, usage, sandbox: self.record.made().clone(), overrun, breaches }
     }
 
     /// Synchronizes the workspaces. If that fails or takes too long, the guest is ended, so that it changes nothing
@@ -322,28 +251,6 @@ impl Machine {
         SandboxError::Crashed { reason: format!("firecracker: {reason}") }
     }
 
-    pub(super) fn status(&self) -> SandboxStatus {
-        SandboxStatus {
-            sandbox: self.made.clone(),
-            session: self.session.clone(),
-            created_at: self.created_at,
-            running: self.running.load(Ordering::Acquire),
-            executed: self.executed.load(Ordering::Relaxed),
-            limits: self.limits,
-            enforcement: self.enforcement.clone(),
-        }
-    }
-
-    /// Returns the time of its last use; `None` while a command runs.
-    pub(super) fn idle_since(&self) -> Option<Instant> {
-        (self.running.load(Ordering::Acquire) == 0).then(|| *lock(&self.used_at))
-    }
-
-    /// Returns true if it has ended or is about to end.
-    pub(super) fn is_gone(&self) -> bool {
-        self.gone.is_cancelled() || self.stop.is_cancelled()
-    }
-
     /// Ends Firecracker, and waits until it is gone.
     async fn remove(&self) {
         self.stop.cancel();
@@ -353,30 +260,73 @@ impl Machine {
         }
     }
 
-    /// Ends the guest and removes its disk.
-    pub(super) async fn end(self: Arc<Self>) {
-        self.remove().await;
-    }
-
     fn file(&self, name: &str) -> PathBuf {
         self.folder.0.join(name)
     }
 }
 
-/// A guard that counts a running command until it is dropped.
-struct Busy<'a>(&'a Machine);
-
-impl<'a> Busy<'a> {
-    fn new(machine: &'a Machine) -> Self {
-        machine.running.fetch_add(1, Ordering::AcqRel);
-        Self(machine)
+impl Live for Machine {
+    fn record(&self) -> &Record {
+        &self.record
     }
-}
 
-impl Drop for Busy<'_> {
-    fn drop(&mut self) {
-        *lock(&self.0.used_at) = Instant::now();
-        self.0.running.fetch_sub(1, Ordering::AcqRel);
+    fn is_alive(&self) -> bool {
+        !self.gone.is_cancelled() && !self.stop.is_cancelled()
+    }
+
+    /// Runs a command to its end. The workspace is as here when it begins, and here as it left it when this returns.
+    async fn run(
+        self: &Arc<Self>,
+        command: &Command,
+        confinement: &Confinement,
+        output: &Arc<dyn OutputSink>,
+        stop: &CancellationToken,
+    ) -> Result<Ran, SandboxError> {
+        let (order, requested) = order(command, confinement)?;
+        // Nobody can tell who in a guest has changed what: also what others did that run beside this one is told here.
+        let mut given_up = pin!(commands::given_up(stop, Duration::from_millis(order.grace_ms)));
+        let mut breaches = self.sync(given_up.as_mut()).await?;
+        let outcome = tokio::select! {
+            outcome = commands::run(self.file("vsock"), command, order, &**output, stop, given_up.as_mut()) => outcome,
+            () = self.gone.cancelled() => Err(io::Error::other("Firecracker ended")),
+        };
+        let report = match outcome {
+            Ok(SupervisorReport::Ended(report)) => bounded(report),
+            Ok(SupervisorReport::NotStarted { step, errno }) => return Err(requested.not_started(command, step, errno)),
+            Ok(_) => return Err(self.lost("it said what makes no sense")),
+            // It kept its guest from its work until that was ended with it.
+            Err(error) if error.kind() == io::ErrorKind::TimedOut && stop.is_cancelled() => {
+                self.remove().await;
+                let exit = self.exit(Ended::Signal(libc::SIGKILL), Usage::default(), None, breaches);
+                return Ok(Ran { exit, files_made: 0 });
+            }
+            // The agent says why it cannot say how the command went: the guest is there, only the command's supervisor is not.
+            Err(error) if error.kind() == io::ErrorKind::Other && !self.gone.is_cancelled() => {
+                let reason = format!("`{}` was lost: {error}", command.program);
+                return Err(SandboxError::Crashed { reason });
+            }
+            Err(error) => {
+                self.remove().await;
+                return Err(self.lost(&error.to_string()));
+            }
+        };
+        let how = ended(report.status);
+        let passed =
+            report.overrun.map(|(limit, used)| overrun(limit, used, &confinement.limits, &confinement.place_limits));
+        match self.sync(given_up).await {
+            Ok(refused) => breaches.extend(refused),
+            // The limit is the reason, and says more.
+            Err(error) if passed.is_some() => {
+                let (path, reason) = (confinement.workspace.display().to_string(), error.to_string());
+                breaches.push(Breach::Filesystem { path, reason });
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(Ran { exit: self.exit(how, measured(&report), passed, breaches), files_made: report.files_made })
+    }
+
+    async fn end(self: Arc<Self>, _linger: bool) {
+        self.remove().await;
     }
 }
 
@@ -399,6 +349,29 @@ impl Folder {
 impl Drop for Folder {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The end of the output of Firecracker and the guest's kernel, for the error of a guest that does not start.
+#[derive(Default)]
+struct Console(Mutex<Vec<u8>>);
+
+impl Console {
+    /// Returns the last line that is not empty.
+    fn last(&self) -> Option<String> {
+        let text = String::from_utf8_lossy(&self.0.lock().unwrap_or_else(PoisonError::into_inner)).into_owned();
+        let line = text.lines().rev().map(str::trim).find(|line| !line.is_empty())?;
+        Some(line.chars().filter(|c| !c.is_control()).collect())
+    }
+}
+
+impl OutputSink for Console {
+    fn write(&self, _stream: Stream, bytes: &[u8]) {
+        const KEPT_BYTES: usize = 4096;
+        let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        said.extend_from_slice(bytes);
+        let surplus = said.len().saturating_sub(KEPT_BYTES);
+        said.drain(..surplus);
     }
 }
 
@@ -479,6 +452,7 @@ fn order(command: &Command, confinement: &Confinement) -> Result<(RunOrder, Requ
     }
     let (limits, own) = (&mut order.limits, &confinement.limits);
     (limits.disk_bytes, limits.disk_files) = (own.disk_bytes, own.disk_files);
+    limits.counts_files = confinement.place_limits.disk_files.is_some();
     (limits.memory_bytes, limits.processes) = (own.memory_bytes, own.processes);
     let requested = Requested::of(&order);
     order.folder.clone_from(&command.folder);

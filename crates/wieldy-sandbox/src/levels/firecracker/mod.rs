@@ -1,79 +1,70 @@
 //! The isolation level `firecracker`: a virtual machine for each sandbox.
 //!
-//! [`Firecracker`] keeps the guests: one for each session, booted when it is first needed and gone when it has been idle for long, and one
-//! for each call without a session. A guest has a kernel of its own, a root file system that is never written to, and a disk with a copy of
+//! The pool keeps a guest for each session; a call without a session gets one of its own. A guest has a kernel of its own, a root file system that is never written to, and a disk with a copy of
 //! the workspace; its first process is this program, which takes commands over a virtual socket.
 //!
 //! The workspace is a copy: before a command, what changed here since the last one is brought to the guest; after it, what it changed is
-//! brought back before its result is returned. Of what the guest says nothing is believed: see `sync.rs` for what is checked. So a command
-//! sees what others change here meanwhile only when the next one begins.
+//! brought back before its result is returned. Nothing from a guest is trusted; `sync.rs` has the checks. So a command sees changes that are
+//! made on the host meanwhile only when the next command begins.
 //!
-//! What it does not: a guest has no network, and no mounts beside the workspace; asking for either is refused. Firecracker runs as the
-//! executor's own user, without its jailer. What a guest did not bring back when it was lost, is lost.
+//! Not supported: a guest has no network, and no mounts beside the workspace; asking for either is refused. Firecracker runs as the
+//! executor's own user, without its jailer. Changes that a lost guest did not bring back are lost.
 //!
 //! In reading order: the guest (`machine.rs`), Firecracker's API (`api.rs`), the commands in it (`commands.rs`) and the workspace (`sync.rs`);
-//! what is said (`frames.rs`) and who answers in the guest (`agent.rs`).
+//! the messages (`frames.rs`) and the agent in the guest (`agent.rs`).
 
 mod agent;
 mod api;
 mod commands;
-mod console;
 mod frames;
 mod machine;
 mod sync;
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
-use futures_util::future::BoxFuture;
 use rustix::fs::{Access, access};
 use tokio::sync::OnceCell;
-use tokio_util::sync::CancellationToken;
-use wieldy_core::{
-    Command, Confinement, Exit, FileRules, Level, Network, OutputSink, Place, Sandbox, SandboxChange, SandboxError,
-    SandboxId, SandboxRef, SandboxStatus,
-};
+use wieldy_core::{Confinement, Level, SandboxError, SandboxRef};
 
-pub(crate) use self::agent::{NAME as AGENT_NAME, live as live_as_agent};
+pub(crate) use self::agent::{NAME as AGENT_NAME, serve_forever as serve_as_agent};
 use self::machine::Machine;
 pub(crate) use self::machine::enforcement;
 use crate::cgroup::Hierarchy;
-use crate::pool::{Books, Eviction, IdleLimits, Kept, kept_or_built, of_another_shape};
+use crate::pool::{Backend, IdleLimits, Pool, id_for, sandbox_by_pool};
 use crate::state_dir::{self, StateDir};
-use crate::supervise::run::run_to_end;
 use crate::view::plan_cache::{OwnFolders, PlanCache};
 
-/// Where programs are looked for.
+/// The folders in which programs are looked for.
 const FOLDERS: [&str; 6] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
 
-/// How the level is set up.
+/// The settings of the level `firecracker`.
 #[derive(Debug, Clone)]
 pub struct FirecrackerOptions {
-    /// Firecracker's program, if it is not to be looked for.
+    /// Firecracker's program; without it, the usual folders are searched.
     pub program: Option<PathBuf>,
     /// The guest's kernel, not compressed.
     pub kernel: Option<PathBuf>,
     /// The guest's root file system, as an image. It is never written to.
     pub rootfs: Option<PathBuf>,
-    /// Where this program is in the root file system; its name there must be `wieldy-guest`.
+    /// The path of this program in the root file system; its name there must be `wieldy-guest`.
     pub init: PathBuf,
-    /// The device through which the machine makes virtual machines.
+    /// The device of the kernel's virtual machines.
     pub kvm: PathBuf,
-    /// Where guests' files are kept; no guest ever sees it.
+    /// The folder of guests' files, which no guest ever sees.
     pub state: PathBuf,
-    /// The home folder of whoever runs the executor; what is secret in it is hidden where it is in the workspace.
+    /// The home folder of the user who runs the executor; secrets in it are hidden where it is in the workspace.
     pub home: Option<PathBuf>,
-    /// How long a session's guest may be idle before it is taken away.
+    /// The idle time after which a session's guest is ended.
     pub idle_max: Duration,
-    /// How many sessions' guests may be idle.
+    /// The limits of idle guests that are kept for sessions.
     pub idle_limits: IdleLimits,
 }
 
 impl FirecrackerOptions {
-    /// Guests that are kept for ten minutes, of a kernel and a root file system that must still be named.
+    /// Returns settings that keep idle guests for ten minutes; a kernel and a root file system must still be named.
     pub fn new(state: PathBuf) -> Self {
         Self {
             program: None,
@@ -89,64 +80,46 @@ impl FirecrackerOptions {
     }
 }
 
-/// Why no guest can be started, and what can be done about it.
+/// The reason why no guest can be started, with a hint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FirecrackerProblem {
-    /// What is missing.
+    /// The first thing that is missing.
     pub problem: String,
-    /// What helps.
+    /// The advice for the user.
     pub hint: String,
 }
 
 /// Runs commands in virtual machines. Needs a Tokio runtime with I/O and time.
 #[derive(Clone)]
 pub struct Firecracker {
-    shared: Arc<Shared>,
+    pool: Arc<Pool<FirecrackerBackend>>,
 }
 
-struct Shared {
+sandbox_by_pool!(Firecracker);
+
+/// Boots guests.
+struct FirecrackerBackend {
     options: FirecrackerOptions,
-    kept: Books<Key, Machine>,
-    eviction: Eviction,
-    // After the guests, which are in it.
     base: OnceCell<Base>,
-    listener: OnceLock<Arc<dyn Fn(SandboxChange) + Send + Sync>>,
-    has_janitor: OnceLock<()>,
 }
 
-/// What is made when it is first needed.
+/// The parts that all guests share, made for the first one.
 struct Base {
     program: PathBuf,
     home: StateDir,
     hierarchy: Hierarchy,
 }
 
-/// Which guest is meant: a session has one for each way in which its calls want it made.
-#[derive(Clone, PartialEq, Eq, Hash)]
-struct Key {
-    place: Place,
-    workspace: PathBuf,
-    network: Network,
-    files: Arc<FileRules>,
-}
-
 impl Firecracker {
-    /// The level, set up as the options say. Nothing is made before it is needed.
+    /// Returns the level with these settings. Nothing is made before it is needed.
     pub fn new(options: FirecrackerOptions) -> Self {
-        let shared = Shared {
-            eviction: Eviction::new(options.idle_limits),
-            options,
-            kept: Mutex::default(),
-            base: OnceCell::new(),
-            listener: OnceLock::new(),
-            has_janitor: OnceLock::new(),
-        };
-        Self { shared: Arc::new(shared) }
+        let idle_limits = options.idle_limits;
+        Self { pool: Pool::new(FirecrackerBackend { options, base: OnceCell::new() }, idle_limits) }
     }
 
-    /// What Firecracker says to `--version`, or the first thing that is missing. That a guest boots is not tried by this.
+    /// Returns Firecracker's version, or the first thing that is missing. Boots no guest.
     pub fn probe(&self) -> Result<String, FirecrackerProblem> {
-        self.shared.options.probe().map(|(_, version)| version)
+        self.pool.backend().options.probe().map(|(_, version)| version)
     }
 }
 
@@ -193,128 +166,38 @@ fn find(program: &str) -> Option<PathBuf> {
     FOLDERS.iter().map(|folder| Path::new(folder).join(program)).find(|path| path.is_file())
 }
 
-impl Sandbox for Firecracker {
+impl Backend for FirecrackerBackend {
+    type Live = Machine;
+
+    const WITHIN_REFUSED: Option<&'static str> = Some(
+        "a machine cannot be made within another, whose limits it would not be held to; make one without a parent",
+    );
+
+    const STOPPED_WHILE_BUILT: Option<&'static str> = Some("firecracker: the run was stopped before its guest stood");
+
     fn level(&self) -> Level {
         Level::Firecracker
     }
 
-    fn execute<'a>(
-        &'a self,
-        command: &'a Command,
-        confinement: &'a Confinement,
-        output: Arc<dyn OutputSink>,
-        stop: CancellationToken,
-    ) -> BoxFuture<'a, Result<Exit, SandboxError>> {
-        let (shared, command, confinement) = (Arc::clone(&self.shared), command.clone(), confinement.clone());
-        Box::pin(run_to_end(stop, |stop| async move { shared.execute(&command, &confinement, &*output, &stop).await }))
+    fn idle_max(&self) -> Duration {
+        self.options.idle_max
     }
 
-    fn create<'a>(&'a self, confinement: &'a Confinement) -> BoxFuture<'a, Result<SandboxStatus, SandboxError>> {
-        Box::pin(async move {
-            let mut confinement = confinement.clone();
-            match &confinement.place {
-                Place::Session(_) => {}
-                Place::Own => confinement.place = Place::Sandbox(next_id()),
-                Place::Sandbox(_) => {
-                    let reason = "a machine cannot be made within another, whose limits it would not be held to; make one without a parent";
-                    return Err(SandboxError::Creation { reason: reason.into() });
-                }
-            }
-            let status = self.shared.kept(&confinement, true).await?.status();
-            self.shared.end_surplus().await;
-            Ok(status)
-        })
-    }
-
-    fn list(&self) -> Vec<SandboxStatus> {
-        lock(&self.shared.kept).values().filter_map(|cell| cell.get()).map(|machine| machine.status()).collect()
-    }
-
-    fn destroy<'a>(&'a self, id: &'a SandboxId) -> BoxFuture<'a, bool> {
-        Box::pin(async move {
-            let Some(machine) = self.shared.forget(|one| one.made.id == *id).pop() else { return false };
-            self.shared.end(machine).await;
-            true
-        })
-    }
-
-    fn listen(&self, listener: Arc<dyn Fn(SandboxChange) + Send + Sync>) {
-        let _ = self.shared.listener.set(listener);
-    }
-}
-
-impl Shared {
-    async fn execute(
+    async fn build(
         self: &Arc<Self>,
-        command: &Command,
         confinement: &Confinement,
-        output: &dyn OutputSink,
-        stop: &CancellationToken,
-    ) -> Result<Exit, SandboxError> {
-        if confinement.place == Place::Own {
-            let machine = unless_stopped(stop, self.build(confinement, next_id())).await?;
-            let exit = machine.run(command, confinement, output, stop).await;
-            self.end(machine).await;
-            return exit;
-        }
-        let mut machine = unless_stopped(stop, self.kept(confinement, false)).await?;
-        if machine.is_gone() {
-            // It was lost while nobody used it.
-            self.end_all(|other| other.made == machine.made).await;
-            machine = unless_stopped(stop, self.kept(confinement, false)).await?;
-        }
-        let exit = machine.run(command, confinement, output, stop).await;
-        if machine.is_gone() {
-            // Whatever has happened to it, the next call gets a new one.
-            self.end_all(|other| other.made == machine.made).await;
-        }
-        drop(machine);
-        self.end_surplus().await;
-        exit
-    }
-
-    /// Ends idle guests of sessions of which there are too many.
-    async fn end_surplus(self: &Arc<Self>) {
-        let end = |surplus| {
-            let shared = Arc::clone(self);
-            async move { shared.end(surplus).await }
-        };
-        self.eviction.end_surplus(&self.kept, |key| &key.place, end).await;
-    }
-
-    /// The guest of a session or of an id; made if there is none and it may be.
-    async fn kept(self: &Arc<Self>, confinement: &Confinement, create: bool) -> Result<Arc<Machine>, SandboxError> {
-        let Confinement { place, workspace, network, files, .. } = confinement.clone();
-        let key = Key { place, workspace, network, files };
-        let id = match &confinement.place {
-            Place::Sandbox(id) if !create => {
-                let kept = lock(&self.kept);
-                let mut all = kept.iter().filter_map(|(key, cell)| Some((key, cell.get()?)));
-                let (made_for, known) =
-                    all.find(|(_, one)| one.made.id == *id).ok_or_else(|| SandboxError::missing(id))?;
-                // What a call asks for is never less than what it gets.
-                let asked = Key { place: made_for.place.clone(), ..key };
-                return if *made_for == asked { Ok(Arc::clone(known)) } else { Err(of_another_shape(id)) };
-            }
-            Place::Sandbox(id) => id.clone(),
-            Place::Own | Place::Session(_) => next_id(),
-        };
-        let made = kept_or_built(&self.kept, key, self.build(confinement, id)).await?;
-        self.employ_janitor();
-        Ok(made)
-    }
-
-    async fn build(&self, confinement: &Confinement, id: SandboxId) -> Result<Arc<Machine>, SandboxError> {
+        _outer: Option<&Machine>,
+    ) -> Result<Arc<Machine>, SandboxError> {
         let base = self.base.get_or_try_init(|| self.make_base()).await?;
         let (home, state) = (self.options.home.clone(), Some(self.options.state.clone()));
         let plan = PlanCache::default().plan(confinement, &OwnFolders { home, state })?;
-        let made = SandboxRef { id, level: Level::Firecracker };
-        let machine = Machine::start(made, confinement, &self.options, base, &plan).await?;
-        self.tell(SandboxChange::Created(machine.made.clone()));
-        Ok(machine)
+        let made = SandboxRef { id: id_for(&confinement.place, Level::Firecracker), level: Level::Firecracker };
+        Machine::start(made, confinement, &self.options, base, &plan).await
     }
+}
 
-    /// Sees that all is there, makes what all guests need, and removes what dead executors left of theirs.
+impl FirecrackerBackend {
+    /// Checks that everything is there, makes the parts that all guests share, and removes guests of dead executors.
     async fn make_base(&self) -> Result<Base, SandboxError> {
         let creation = |reason: String| SandboxError::Creation { reason: format!("firecracker: {reason}") };
         let options = self.options.clone();
@@ -339,93 +222,6 @@ impl Shared {
         };
         tokio::task::spawn_blocking(work).await.map_err(|error| creation(error.to_string()))?
     }
-
-    /// Takes guests out of the books.
-    fn forget(&self, which: impl Fn(&Machine) -> bool) -> Vec<Arc<Machine>> {
-        let mut forgotten = Vec::new();
-        lock(&self.kept).retain(|_, cell| match cell.get() {
-            Some(machine) if which(machine) => {
-                forgotten.push(Arc::clone(machine));
-                false
-            }
-            _ => true,
-        });
-        forgotten
-    }
-
-    async fn end_all(&self, which: impl Fn(&Machine) -> bool) {
-        for machine in self.forget(which) {
-            self.end(machine).await;
-        }
-    }
-
-    async fn end(&self, machine: Arc<Machine>) {
-        let made = machine.made.clone();
-        machine.end().await;
-        self.tell(SandboxChange::Destroyed(made));
-    }
-
-    fn tell(&self, change: SandboxChange) {
-        if let Some(listener) = self.listener.get() {
-            listener(change);
-        }
-    }
-
-    /// Lets somebody look from time to time for guests that nobody uses.
-    fn employ_janitor(self: &Arc<Self>) {
-        if self.has_janitor.set(()).is_err() {
-            return;
-        }
-        let (shared, idle_max) = (Arc::downgrade(self), self.options.idle_max);
-        let every = (idle_max / 4).clamp(Duration::from_millis(50), Duration::from_secs(30));
-        tokio::spawn(async move {
-            loop {
-                tokio::time::sleep(every).await;
-                let Some(shared) = Weak::upgrade(&shared) else { return };
-                let is_stale = |one: &Machine| one.idle_since().is_some_and(|since| since + idle_max < Instant::now());
-                shared.end_all(|one| is_stale(one) || one.is_gone()).await;
-            }
-        });
-    }
-}
-
-impl Kept for Machine {
-    fn id(&self) -> &SandboxId {
-        &self.made.id
-    }
-
-    /// Returns nothing: no guest is made within another.
-    fn outer(&self) -> Option<&SandboxId> {
-        None
-    }
-
-    fn idle_since(&self) -> Option<Instant> {
-        self.idle_since()
-    }
-}
-
-/// Waits for a guest; nobody waits longer for one than for the command. What there is of it goes when nobody waits.
-async fn unless_stopped(
-    stop: &CancellationToken,
-    machine: impl Future<Output = Result<Arc<Machine>, SandboxError>>,
-) -> Result<Arc<Machine>, SandboxError> {
-    tokio::select! {
-        biased;
-        () = stop.cancelled() => {
-            Err(SandboxError::Creation { reason: "firecracker: the run was stopped before its guest stood".into() })
-        }
-        machine = machine => machine,
-    }
-}
-
-/// A name of its own for each guest, also among several executors on one machine.
-fn next_id() -> SandboxId {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    SandboxId(format!("firecracker-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed)))
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

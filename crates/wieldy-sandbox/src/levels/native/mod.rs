@@ -1,258 +1,200 @@
 //! The isolation level `native`: namespaces, a planned tree of mounts, Landlock, seccomp, cgroups.
 //!
-//! [`Native`] keeps the sandboxes: one for each session, made when it is first needed and gone when it has been idle for long; and for
-//! calls without a session one each, of which a few are built ahead.
+//! The pool keeps a sandbox for each session. A call without a session gets one of its own, of which a few are built ahead (warm sandboxes);
+//! for all others, first processes are made ahead (warm inits).
 
 mod cgroup_parent;
 mod idmap;
-mod janitor;
-mod options;
 mod rest;
 mod sandbox;
 mod warm;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use futures_util::future::BoxFuture;
-use tokio_util::sync::CancellationToken;
 use wieldy_core::{
-    Command, Confinement, Enforcement, Enforcer, Exit, FileRules, Level, Network, OutputSink, Place, Sandbox,
-    SandboxChange, SandboxError, SandboxId, SandboxRef, SandboxStatus, SessionKey,
+    Confinement, Enforcement, Enforcer, Level, Network, Place, SandboxError, SandboxId, SandboxRef, SessionKey,
 };
-
-pub use self::options::NativeOptions;
 
 use self::cgroup_parent::SessionParents;
 use self::idmap::IdMaps;
 use self::sandbox::NativeSandbox;
 use self::warm::{BuildError, WarmInit, failed};
 use crate::cgroup::{Controller, Hierarchy, KnownGroup};
-use crate::disk_quota::DiskQuota;
-use crate::disk_quota::Ran;
-use crate::pool::{Books, Eviction, kept_or_built, no_longer_intact, of_another_shape};
-use crate::supervise::run::run_to_end;
+use crate::pool::{Backend, IdleLimits, Live, Pool, Shape, next_id, sandbox_by_pool};
 use crate::view::placeholders::host_view::Planned;
 use crate::view::plan::{self, Plan, Step};
 use crate::view::plan_cache::{OwnFolders, PlanCache};
 
-/// Runs commands in sandboxes made of what the kernel offers. Needs a Tokio runtime with I/O and time.
-#[derive(Clone)]
-pub struct Native {
-    shared: Arc<Shared>,
+/// The largest number of shapes that sandboxes are built ahead for.
+const SHAPES_MAX: usize = 4;
+
+/// The idle time after which the next look takes a sandbox's placeholders away: within two seconds they are gone.
+const REST_AFTER: Duration = Duration::from_millis(900);
+
+/// The settings of the native level.
+#[derive(Debug, Clone)]
+pub struct NativeOptions {
+    /// The folder of the executor's own files, which no sandbox ever sees, except for a folder in its `homes` that is mounted.
+    pub state: Option<PathBuf>,
+    /// The home folder of the user who runs the executor; secrets in it are hidden wherever it is mounted.
+    pub home: Option<PathBuf>,
+    /// The number of sandboxes that are built ahead for calls without a session.
+    pub warm_sandboxes: usize,
+    /// The number of first processes that are made ahead, for sandboxes of any plan.
+    pub warm_inits: usize,
+    /// The idle time after which a session's sandbox, or one that was built ahead, is ended.
+    pub idle_max: Duration,
+    /// The limits of idle sandboxes that are kept for sessions.
+    pub idle_limits: IdleLimits,
 }
 
-struct Shared {
+impl Default for NativeOptions {
+    fn default() -> Self {
+        Self {
+            state: None,
+            home: std::env::home_dir(),
+            warm_sandboxes: 1,
+            warm_inits: 1,
+            idle_max: Duration::from_secs(10 * 60),
+            idle_limits: IdleLimits::default(),
+        }
+    }
+}
+
+/// Runs commands in sandboxes made of the kernel's own means. Needs a Tokio runtime with I/O and time.
+#[derive(Clone)]
+pub struct Native {
+    pool: Arc<Pool<NativeBackend>>,
+}
+
+sandbox_by_pool!(Native);
+
+impl Native {
+    /// Returns the level with these settings. Nothing is made before it is needed.
+    pub fn new(options: NativeOptions) -> Self {
+        let idle_limits = options.idle_limits;
+        let backend = NativeBackend {
+            options,
+            hierarchy: OnceLock::new(),
+            session_parents: SessionParents::default(),
+            plan_cache: PlanCache::default(),
+            warm_sandboxes: Mutex::default(),
+            warm_inits: Mutex::default(),
+            system: Mutex::default(),
+            id_maps: IdMaps::default(),
+        };
+        Self { pool: Pool::new(backend, idle_limits) }
+    }
+
+    /// Returns the number of first processes that are made ahead at this moment.
+    pub fn warm_inits(&self) -> usize {
+        lock(&self.pool.backend().warm_inits).len()
+    }
+
+    /// Returns the number of sandboxes that are built ahead at this moment.
+    pub fn warm_sandboxes(&self) -> usize {
+        lock(&self.pool.backend().warm_sandboxes).values().map(Vec::len).sum()
+    }
+
+    /// Returns the control groups that its sandboxes use.
+    pub(crate) fn hierarchy(&self) -> &Hierarchy {
+        self.pool.backend().hierarchy()
+    }
+
+    /// Returns the plan of a confinement, and makes nothing.
+    pub(crate) fn plan(&self, confinement: &Confinement) -> Result<Plan, SandboxError> {
+        let backend = self.pool.backend();
+        backend.plan_cache.plan(confinement, &backend.own_folders())
+    }
+}
+
+/// Builds native sandboxes, some of them ahead.
+struct NativeBackend {
     options: NativeOptions,
-    eviction: Eviction,
     hierarchy: OnceLock<Hierarchy>,
-    kept: Books<Key, NativeSandbox>,
     session_parents: SessionParents,
     plan_cache: PlanCache,
-    disk_quota: DiskQuota,
-    /// Those of calls without a session, while they run.
-    in_use: Mutex<Vec<Arc<NativeSandbox>>>,
     warm_sandboxes: Mutex<HashMap<Shape, Vec<Arc<NativeSandbox>>>>,
     warm_inits: Mutex<Vec<WarmInit>>,
     /// The steps that the last sandbox began with, and the next one most likely will.
     system: Mutex<Vec<Step>>,
     id_maps: IdMaps,
-    listener: OnceLock<Arc<dyn Fn(SandboxChange) + Send + Sync>>,
-    has_janitor: OnceLock<()>,
 }
 
-/// What makes two sandboxes interchangeable.
-#[derive(Clone, PartialEq, Eq, Hash)]
-struct Shape {
-    workspace: PathBuf,
-    network: Network,
-    files: Arc<FileRules>,
-}
+impl Backend for NativeBackend {
+    type Live = NativeSandbox;
 
-/// Which sandbox is meant: a session has one for each shape that its calls ask for.
-#[derive(Clone, PartialEq, Eq, Hash)]
-struct Key {
-    place: Place,
-    shape: Shape,
-}
-
-/// How many shapes are built ahead.
-const SHAPES_MAX: usize = 4;
-
-impl Native {
-    /// The level, set up as the options say. Nothing is made before it is needed.
-    pub fn new(options: NativeOptions) -> Self {
-        let shared = Shared {
-            eviction: Eviction::new(options.idle_limits),
-            options,
-            hierarchy: OnceLock::new(),
-            kept: Mutex::default(),
-            session_parents: SessionParents::default(),
-            plan_cache: PlanCache::default(),
-            disk_quota: DiskQuota::default(),
-            in_use: Mutex::default(),
-            warm_sandboxes: Mutex::default(),
-            warm_inits: Mutex::default(),
-            system: Mutex::default(),
-            id_maps: IdMaps::default(),
-            listener: OnceLock::new(),
-            has_janitor: OnceLock::new(),
-        };
-        Self { shared: Arc::new(shared) }
-    }
-
-    /// How many processes wait ahead at this moment.
-    pub fn warm_inits(&self) -> usize {
-        lock(&self.shared.warm_inits).len()
-    }
-
-    /// How many sandboxes are built ahead at this moment.
-    pub fn warm_sandboxes(&self) -> usize {
-        lock(&self.shared.warm_sandboxes).values().map(Vec::len).sum()
-    }
-
-    /// The control groups that its sandboxes use.
-    pub(crate) fn hierarchy(&self) -> &Hierarchy {
-        self.shared.hierarchy()
-    }
-
-    /// What programs see under a confinement, with nothing done yet.
-    pub(crate) fn plan(&self, confinement: &Confinement) -> Result<Plan, SandboxError> {
-        self.shared.plan_cache.plan(confinement, &self.shared.own_folders())
-    }
-}
-
-impl Sandbox for Native {
     fn level(&self) -> Level {
         Level::Native
     }
 
-    fn execute<'a>(
-        &'a self,
-        command: &'a Command,
-        confinement: &'a Confinement,
-        output: Arc<dyn OutputSink>,
-        stop: CancellationToken,
-    ) -> BoxFuture<'a, Result<Exit, SandboxError>> {
-        let (shared, command, confinement) = (Arc::clone(&self.shared), command.clone(), confinement.clone());
-        Box::pin(run_to_end(stop, |stop| async move {
-            let left = shared.disk_quota.remaining(&confinement);
-            let ran = shared.execute(&command, &left, &output, &stop).await?;
-            Ok(shared.disk_quota.charge(&confinement, ran))
-        }))
+    fn idle_max(&self) -> Duration {
+        self.options.idle_max
     }
 
-    fn create<'a>(&'a self, confinement: &'a Confinement) -> BoxFuture<'a, Result<SandboxStatus, SandboxError>> {
-        Box::pin(async move {
-            let mut confinement = confinement.clone();
-            let within = match &confinement.place {
-                Place::Session(_) => {
-                    let status = self.shared.kept(&confinement, None).await?.status();
-                    self.shared.end_surplus().await;
-                    return Ok(status);
-                }
-                Place::Sandbox(id) => Some(self.shared.known(id)?.1),
-                Place::Own => None,
-            };
-            // Each has a name of its own, also one that is made within another.
-            confinement.place = Place::Sandbox(next_id());
-            let made = self.shared.kept(&confinement, within.as_deref()).await?;
-            if let Some(outer) = within.filter(|outer| self.shared.known(&outer.made().id).is_err()) {
-                // It went while this one was made, which should have gone with it.
-                self.destroy(&made.made().id).await;
-                return Err(SandboxError::missing(&outer.made().id));
-            }
-            Ok(made.status())
-        })
-    }
-
-    fn list(&self) -> Vec<SandboxStatus> {
-        let kept = lock(&self.shared.kept);
-        kept.values().filter_map(|cell| cell.get()).map(|sandbox| sandbox.status()).collect()
-    }
-
-    fn destroy<'a>(&'a self, id: &'a SandboxId) -> BoxFuture<'a, bool> {
-        Box::pin(async move {
-            let forgotten = self.shared.forget(|_, sandbox| sandbox.made().id == *id);
-            let was_there = !forgotten.is_empty();
-            for sandbox in forgotten {
-                self.shared.end(sandbox).await;
-            }
-            was_there
-        })
-    }
-
-    fn listen(&self, listener: Arc<dyn Fn(SandboxChange) + Send + Sync>) {
-        let _ = self.shared.listener.set(listener);
-    }
-}
-
-impl Shared {
-    async fn execute(
+    async fn build(
         self: &Arc<Self>,
-        command: &Command,
         confinement: &Confinement,
-        output: &Arc<dyn OutputSink>,
-        stop: &CancellationToken,
-    ) -> Result<Ran, SandboxError> {
-        if confinement.place == Place::Own {
-            let sandbox = self.own(confinement).await?;
-            let in_use = InUse::new(&self.in_use, &sandbox);
-            let ran = sandbox.run(command, confinement, output, stop).await;
-            drop(in_use);
-            // No process is left; the rest need not be waited for.
-            self.clear_away(sandbox, confinement);
-            return ran;
-        }
-        let sandbox = match &confinement.place {
-            Place::Sandbox(id) => self.named(id, confinement)?,
-            Place::Own | Place::Session(_) => self.kept(confinement, None).await?,
-        };
-        let ran = sandbox.run(command, confinement, output, stop).await;
-        if ran.as_ref().is_err_and(SandboxError::is_crash) {
-            // Whatever has happened to it, the next call gets a new one.
-            for lost in self.forget(|_, other| other.made() == sandbox.made()) {
-                self.end(lost).await;
-            }
-        }
-        drop(sandbox);
-        self.end_surplus().await;
-        ran
+        outer: Option<&NativeSandbox>,
+    ) -> Result<Arc<NativeSandbox>, SandboxError> {
+        let sandbox = self.build_now(confinement, outer).await?;
+        let backend = Arc::clone(self);
+        tokio::spawn(async move { backend.refill_warm_inits().await });
+        Ok(sandbox)
     }
 
-    /// A sandbox for one call: one that was built ahead, or a new one.
-    async fn own(self: &Arc<Self>, confinement: &Confinement) -> Result<Arc<NativeSandbox>, SandboxError> {
+    async fn build_own(self: &Arc<Self>, confinement: &Confinement) -> Result<Arc<NativeSandbox>, SandboxError> {
         let shape = Shape::of(confinement);
         let pop = || lock(&self.warm_sandboxes).get_mut(&shape).and_then(Vec::pop);
         let warm = std::iter::from_fn(pop).find(|warm| warm.is_alive() && warm.is_intact());
-        let sandbox = match warm {
-            Some(warm) if warm.wake().await.is_ok() => warm,
+        match warm {
+            Some(warm) if warm.wake().await.is_ok() => Ok(warm),
             lost => {
                 if let Some(lost) = lost {
                     lost.end(false).await;
                 }
-                self.build(confinement, None).await?
+                self.build_now(confinement, None).await
             }
-        };
-        self.employ_janitor();
-        self.tell(SandboxChange::Created(sandbox.made().clone()));
-        Ok(sandbox)
+        }
     }
 
-    /// Ends a sandbox that was used once, and builds ahead what was taken for it, in the background.
-    fn clear_away(self: &Arc<Self>, sandbox: Arc<NativeSandbox>, confinement: &Confinement) {
-        let (shared, confinement) = (Arc::clone(self), confinement.clone());
-        tokio::spawn(async move {
-            // Whoever builds ahead expects more calls like this one.
-            shared.end_with(sandbox, shared.options.warm_inits > 0).await;
-            shared.refill_warm_inits().await;
-            shared.refill_warm_sandboxes(&confinement).await;
-        });
+    fn lingers(&self) -> bool {
+        // With processes built ahead, more calls like the last one are expected.
+        self.options.warm_inits > 0
     }
 
+    async fn replenish(self: &Arc<Self>, confinement: &Confinement) {
+        self.refill_warm_inits().await;
+        self.refill_warm_sandboxes(confinement).await;
+    }
+
+    async fn tidy(&self, mut sandboxes: Vec<Arc<NativeSandbox>>) {
+        let idle_max = self.options.idle_max;
+        let mut stale = Vec::new();
+        {
+            let mut warm = lock(&self.warm_sandboxes);
+            for of_shape in warm.values_mut() {
+                stale.extend(of_shape.extract_if(.., |sandbox| sandbox.record().is_idle_for(idle_max)));
+            }
+            warm.retain(|_, of_shape| !of_shape.is_empty());
+            sandboxes.extend(warm.values().flatten().cloned());
+        }
+        lock(&self.warm_inits).retain(|warm_init| warm_init.since() + idle_max >= Instant::now());
+        for sandbox in stale {
+            sandbox.end(false).await;
+        }
+        for sandbox in sandboxes {
+            if sandbox.record().is_idle_for(REST_AFTER) {
+                sandbox.rest().await;
+            }
+        }
+    }
+}
+
+impl NativeBackend {
     async fn refill_warm_sandboxes(self: &Arc<Self>, confinement: &Confinement) {
         let shape = Shape::of(confinement);
         let has_room = || {
@@ -262,8 +204,7 @@ impl Shared {
                 && (warm_sandboxes.len() < SHAPES_MAX || warm_sandboxes.contains_key(&shape))
         };
         if has_room() {
-            self.employ_janitor();
-            let Ok(sandbox) = self.build(confinement, None).await else { return };
+            let Ok(sandbox) = self.build_now(confinement, None).await else { return };
             sandbox.warm_up(confinement).await;
             self.refill_warm_inits().await;
             if has_room() {
@@ -274,98 +215,54 @@ impl Shared {
         }
     }
 
-    /// The sandbox of this id, and for whom it was made.
-    fn known(&self, id: &SandboxId) -> Result<(Key, Arc<NativeSandbox>), SandboxError> {
-        let kept = lock(&self.kept);
-        let mut all = kept.iter().filter_map(|(key, cell)| Some((key, cell.get()?)));
-        // It is used from now on, so that nobody ends it meanwhile for being idle.
-        let found = all.find(|(_, one)| one.made().id == *id).inspect(|(_, one)| one.touch());
-        found.map(|(key, one)| (key.clone(), Arc::clone(one))).ok_or_else(|| SandboxError::missing(id))
-    }
-
-    /// The sandbox of this id, if it can run what is asked for.
-    fn named(&self, id: &SandboxId, confinement: &Confinement) -> Result<Arc<NativeSandbox>, SandboxError> {
-        let (key, known) = self.known(id)?;
-        // What a call asks for is never less than what it gets.
-        if key.shape != Shape::of(confinement) {
-            return Err(of_another_shape(id));
-        }
-        if known.is_intact() { Ok(known) } else { Err(no_longer_intact(id)) }
-    }
-
-    /// The sandbox of a session, made if there is none, or a new one with a name, perhaps within another.
-    async fn kept(
+    async fn build_now(
         self: &Arc<Self>,
         confinement: &Confinement,
-        within: Option<&NativeSandbox>,
-    ) -> Result<Arc<NativeSandbox>, SandboxError> {
-        let key = Key { place: confinement.place.clone(), shape: Shape::of(confinement) };
-        // Only this one is looked at: a look costs a system call. It is used from now on, so that nobody ends it meanwhile for being idle.
-        let known = lock(&self.kept).get(&key).and_then(|cell| cell.get().cloned()).inspect(|known| known.touch());
-        if let Some(known) = known
-            && (!known.is_alive() || !known.is_intact() || known.wake().await.is_err())
-        {
-            self.give_up(known).await;
-        }
-        let made = kept_or_built(&self.kept, key, async {
-            let sandbox = self.build(confinement, within).await?;
-            self.tell(SandboxChange::Created(sandbox.made().clone()));
-            let shared = Arc::clone(self);
-            tokio::spawn(async move { shared.refill_warm_inits().await });
-            Ok(sandbox)
-        });
-        let made = made.await?;
-        self.employ_janitor();
-        Ok(made)
-    }
-
-    async fn build(
-        self: &Arc<Self>,
-        confinement: &Confinement,
-        within: Option<&NativeSandbox>,
+        outer: Option<&NativeSandbox>,
     ) -> Result<Arc<NativeSandbox>, SandboxError> {
         const ATTEMPTS_MAX: u32 = 5;
         for _ in 1..ATTEMPTS_MAX {
-            match self.try_to_build(confinement, within).await {
-                // What was planned for is gone; look again.
+            match self.try_to_build(confinement, outer).await {
+                // A file of the plan is gone; look again.
                 Err(BuildError::Changed(_)) => tokio::time::sleep(Duration::from_millis(5)).await,
                 Err(BuildError::Outdated) => {}
                 built => return Ok(built?),
             }
         }
-        Ok(self.try_to_build(confinement, within).await?)
+        Ok(self.try_to_build(confinement, outer).await?)
     }
 
     async fn try_to_build(
         self: &Arc<Self>,
         confinement: &Confinement,
-        within: Option<&NativeSandbox>,
+        outer: Option<&NativeSandbox>,
     ) -> Result<Arc<NativeSandbox>, BuildError> {
         let (plan, mut unverified) = self.plan_cache.cached_or_new(confinement, &self.own_folders())?;
         let open_network = confinement.network == Network::Open;
         let warm_init = match &confinement.place {
             Place::Own => self.warm_init(open_network, &plan.steps).await?,
             Place::Session(key) => self.nested(key, confinement, &plan.steps).await?,
-            Place::Sandbox(id) => match within {
+            Place::Sandbox(id) => match outer {
                 None => self.make_warm_init(id.clone(), open_network).await?,
                 Some(outer) => {
                     let group = outer.room_for(id).map_err(|error| failed("making a cgroup", &error))?;
-                    let group = group.ok_or_else(|| SandboxError::missing(&outer.made().id))?;
+                    let group = group.ok_or_else(|| SandboxError::missing(outer.record().id()))?;
                     WarmInit::make(reference(id.clone()), open_network, || Ok(group)).await?
                 }
             },
         };
-        // To look at everything again takes long, so that is done while it is built.
+        // Checking the plan takes long, so it is done while the sandbox is built.
         let mut holds = || self.plan_cache.is_still_right(unverified.take());
         let (planned, hierarchy) = (Planned::new(plan), self.hierarchy());
-        let built = NativeSandbox::build(warm_init, confinement, planned, &mut holds, &self.id_maps, hierarchy).await;
+        let built =
+            NativeSandbox::build(warm_init, confinement, planned, &mut holds, &self.id_maps, hierarchy, outer).await;
         match built {
             Err(_) if !holds() => Err(BuildError::Outdated),
-            built => built.inspect(|built| built.is_within(within)),
+            built => built,
         }
     }
 
-    /// The first process of a session's new sandbox, whose limits are those of all that it has.
+    /// Returns the first process of a session's new sandbox, in a cgroup below the session's.
     async fn nested(
         self: &Arc<Self>,
         session: &SessionKey,
@@ -375,26 +272,26 @@ impl Shared {
         let open_network = confinement.network == Network::Open;
         let session_parent = self.session_parents.of(session);
         let mut session_parent = session_parent.lock().await;
-        // Where there are no groups, there is nothing to be below of.
+        // Without control groups there is no parent.
         let above = session_parent.as_ref().and_then(KnownGroup::get).filter(|above| !above.folders().is_empty());
         if let Some(above) = above {
-            let id = next_id();
+            let id = next_id(Level::Native);
             let group = cgroup_parent::below(&above, &id).map_err(|error| failed("making a cgroup", &error))?;
             if let Some(group) = group {
                 return WarmInit::make(reference(id), open_network, || Ok(group)).await;
             }
         }
         let warm_init = self.warm_init(open_network, steps).await?;
-        // Before anybody else is in it.
+        // Before the session has another sandbox.
         warm_init.limit(&confinement.place_limits)?;
         *session_parent = Some(warm_init.group.known());
         Ok(warm_init)
     }
 
-    /// The first process of a new sandbox: one that waits already and suits, or a new one.
+    /// Returns the first process of a new sandbox: a warm one that fits these steps, or a new one.
     async fn warm_init(self: &Arc<Self>, open_network: bool, steps: &[Step]) -> Result<WarmInit, SandboxError> {
         if open_network {
-            return self.make_warm_init(next_id(), open_network).await;
+            return self.make_warm_init(next_id(Level::Native), open_network).await;
         }
         let system = plan::of_the_system(steps);
         let mut waiting = lock(&self.warm_inits).pop();
@@ -403,22 +300,21 @@ impl Shared {
         }
         let warm_init = match waiting {
             Some(warm_init) => Ok(warm_init),
-            None => self.make_warm_init(next_id(), false).await,
+            None => self.make_warm_init(next_id(Level::Native), false).await,
         };
         *lock(&self.system) = system;
         warm_init
     }
 
-    /// Makes what was taken, in the background.
+    /// Makes warm inits until there are as many as configured.
     async fn refill_warm_inits(self: &Arc<Self>) {
-        self.employ_janitor();
         while lock(&self.warm_inits).len() < self.options.warm_inits {
             let system = lock(&self.system).clone();
             if system.is_empty() {
-                // So far nobody could use one.
+                // The steps of the system are known only after the first sandbox.
                 return;
             }
-            let Ok(mut warm_init) = self.make_warm_init(next_id(), false).await else { return };
+            let Ok(mut warm_init) = self.make_warm_init(next_id(Level::Native), false).await else { return };
             if warm_init.prepare(system).await.is_err() || warm_init.warm_up().await.is_err() {
                 return;
             }
@@ -446,54 +342,9 @@ impl Shared {
             hierarchy
         })
     }
-
-    async fn end(&self, sandbox: Arc<NativeSandbox>) {
-        self.end_with(sandbox, false).await;
-    }
-
-    async fn end_with(&self, sandbox: Arc<NativeSandbox>, linger: bool) {
-        let made = sandbox.made().clone();
-        sandbox.end(linger).await;
-        self.tell(SandboxChange::Destroyed(made));
-    }
-
-    fn tell(&self, change: SandboxChange) {
-        if let Some(listener) = self.listener.get() {
-            listener(change);
-        }
-    }
 }
 
-/// Keeps a sandbox in the list of those in use as long as it lives.
-struct InUse<'a> {
-    list: &'a Mutex<Vec<Arc<NativeSandbox>>>,
-    sandbox: &'a Arc<NativeSandbox>,
-}
-
-impl<'a> InUse<'a> {
-    fn new(list: &'a Mutex<Vec<Arc<NativeSandbox>>>, sandbox: &'a Arc<NativeSandbox>) -> Self {
-        lock(list).push(Arc::clone(sandbox));
-        Self { list, sandbox }
-    }
-}
-
-impl Drop for InUse<'_> {
-    fn drop(&mut self) {
-        let mut list = lock(self.list);
-        if let Some(at) = list.iter().position(|one| Arc::ptr_eq(one, self.sandbox)) {
-            list.swap_remove(at);
-        }
-    }
-}
-
-impl Shape {
-    fn of(confinement: &Confinement) -> Self {
-        let Confinement { workspace, network, files, .. } = confinement;
-        Self { workspace: workspace.clone(), network: network.clone(), files: Arc::clone(files) }
-    }
-}
-
-/// What sees to each limit here.
+/// Returns the enforcer of each limit at this level.
 pub(crate) fn enforcement(hierarchy: &Hierarchy) -> Vec<Enforcement> {
     let kernel_or = |controller, otherwise| if hierarchy.can(controller) { Enforcer::Kernel } else { otherwise };
     let by = [
@@ -511,13 +362,6 @@ pub(crate) fn enforcement(hierarchy: &Hierarchy) -> Vec<Enforcement> {
 
 fn reference(id: SandboxId) -> SandboxRef {
     SandboxRef { id, level: Level::Native }
-}
-
-/// A name of its own for each sandbox, also among several executors on one machine.
-fn next_id() -> SandboxId {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    SandboxId(format!("native-{}-{number}", std::process::id()))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -6,9 +6,9 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::sandbox::{NativeSandbox, lock};
+use crate::pool::Live;
 use crate::supervise::protocol::ForkServerOrder;
 use crate::view::placeholders::Placeholder;
 use crate::view::plan::{Step, masks_of};
@@ -38,8 +38,8 @@ impl NativeSandbox {
         self.close_files();
         let Some(rests) = &self.rests else { return };
         let mut is_resting = rests.is_resting.lock().await;
-        // A starting command increments `running` before it waits for this lock.
-        if *is_resting || self.running.load(Ordering::Acquire) > 0 {
+        // A command that begins counts itself before it waits for this lock.
+        if *is_resting || self.record().idle_since().is_none() {
             return;
         }
         *is_resting = true;
@@ -49,8 +49,8 @@ impl NativeSandbox {
         let _ = self.fork_server.ask(&ForkServerOrder::Rest { child: self.init_pid.as_raw_pid(), places }).await;
     }
 
-    /// Makes the placeholders again and mounts over them, if they were removed.
-    pub(super) async fn wake(&self) -> io::Result<()> {
+    /// Puts up the placeholders again and covers them, if the sandbox rests.
+    pub(super) async fn put_placeholders_back(&self) -> io::Result<()> {
         let Some(rests) = &self.rests else { return Ok(()) };
         let mut is_resting = rests.is_resting.lock().await;
         if !*is_resting {

@@ -2,16 +2,14 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Instant;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use jiff::Timestamp;
 use rustix::process::Pid;
 use tokio_util::sync::CancellationToken;
 use wieldy_core::{
-    Command, Confinement, Ended, Enforcement, Enforcer, Exit, Network, OutputSink, Place, ResourceLimits, SandboxError,
-    SandboxId, SandboxRef, SandboxStatus, SessionKey, Usage,
+    Command, Confinement, Ended, Enforcement, Enforcer, Exit, Network, OutputSink, SandboxError, SandboxId, Usage,
 };
 
 use super::cgroup_parent;
@@ -21,19 +19,16 @@ use super::rest::Rests;
 use super::warm::{BuildError, WarmInit, creation, failed, idle_command, report};
 use crate::cgroup::{Controller, Group, Hierarchy};
 use crate::denials::files::FileDenials;
-use crate::denials::network::ProxyDenials;
-use crate::denials::network::serve;
+use crate::denials::network::{ProxyDenials, serve};
 use crate::disk_quota::Ran;
 use crate::limits::{group_limits, is_told, measured, overrun, overrun_of_group, usage};
-use crate::pool::Kept;
+use crate::pool::{Live, Record};
 use crate::proxy::{self, Allowed, Proxy};
 use crate::supervise::host_process::NullSink;
 use crate::supervise::protocol::{BuildOrder, ForkServerOrder, InitOrder, InitReport, RunOrder};
-use crate::supervise::run::prepare;
-use crate::supervise::run::{RunOutcome, SupervisorClient};
+use crate::supervise::run::{RunOutcome, SupervisorClient, prepare};
 use crate::supervise::socket::{ForkServerClient, Socket, end_child};
-use crate::view::masked::Masked;
-use crate::view::masked::{MaskedPath, are_unchanged, file_id, masked_by};
+use crate::view::masked::{Masked, MaskedPath, are_unchanged, file_id, masked_by};
 use crate::view::placeholders::Placeholder;
 use crate::view::placeholders::host_view::Planned;
 use crate::view::plan::{self, Step};
@@ -46,21 +41,15 @@ const IDLE_MAX: usize = 8;
 
 /// A native sandbox: its processes, its control group and its proxy.
 pub(super) struct NativeSandbox {
-    made: SandboxRef,
-    session: Option<SessionKey>,
-    created_at: Timestamp,
-    limits: ResourceLimits,
+    record: Record,
     pub(super) fork_server: Arc<ForkServerClient>,
     init: Socket,
     pub(super) init_pid: Pid,
     group: Group,
-    enforcement: Vec<Enforcement>,
     counts_processes: bool,
     pub(super) masked: Mutex<Arc<Masked>>,
     /// The placeholders to remove while it is idle; `None` if they stay.
     pub(super) rests: Option<Rests>,
-    /// The reason why its processes were ended.
-    ended_because: OnceLock<String>,
     environment: Vec<(String, String)>,
     /// The steps that built its file tree.
     steps: Vec<Step>,
@@ -68,11 +57,6 @@ pub(super) struct NativeSandbox {
     proxy_denials: Arc<ProxyDenials>,
     _proxy: Option<Proxy>,
     supervisors_made: AtomicU64,
-    executed: AtomicU64,
-    pub(super) running: AtomicUsize,
-    used_at: Mutex<Instant>,
-    /// The sandbox that it was made within.
-    within: OnceLock<SandboxId>,
 }
 
 /// A supervisor with its part of the cgroup tree.
@@ -92,6 +76,7 @@ impl NativeSandbox {
         holds: impl FnOnce() -> bool,
         id_maps: &IdMaps,
         hierarchy: &Hierarchy,
+        outer: Option<&Self>,
     ) -> Result<Arc<Self>, BuildError> {
         let Planned { steps, mut environment, placeholders } = planned;
         let prepared = match warm_init.prepared.take() {
@@ -129,162 +114,33 @@ impl NativeSandbox {
         }
         environment.extend(proxy_port.into_iter().flat_map(proxy::environment));
         let rests = namespace.and_then(|namespace| Rests::new(placeholders, &steps, namespace));
+        let outer = outer.map(|outer| outer.record.id().clone());
+        let limits = confinement.place_limits;
+        let record = Record::new(made, &confinement.place, outer, limits, enforcement(hierarchy));
         Ok(Arc::new(Self {
-            made,
-            session: session_of(&confinement.place),
-            created_at: Timestamp::now(),
-            limits: confinement.place_limits,
+            record,
             fork_server,
             init,
             init_pid,
             group,
-            enforcement: enforcement(hierarchy),
             counts_processes: hierarchy.can(Controller::Pids),
             masked: Mutex::new(Arc::new(Masked::new(masked))),
             rests,
-            ended_because: OnceLock::new(),
             environment,
             steps,
             idle: Mutex::new(vec![PooledSupervisor { supervisor: prepared.supervisor, group: first, residents: 2 }]),
             proxy_denials,
             _proxy: proxy,
             supervisors_made: AtomicU64::new(1),
-            executed: AtomicU64::new(0),
-            running: AtomicUsize::new(0),
-            used_at: Mutex::new(Instant::now()),
-            within: OnceLock::new(),
         }))
     }
 
-    pub(super) fn made(&self) -> &SandboxRef {
-        &self.made
-    }
-
-    /// Returns true if its init is alive; another process may have killed it.
-    pub(super) fn is_alive(&self) -> bool {
-        self.init.is_alive()
-    }
-
-    /// Returns true if every masked path is still the same file on the host.
-    pub(super) fn is_intact(&self) -> bool {
-        let masked = Arc::clone(&lock(&self.masked));
-        masked.are_unchanged()
-    }
-
-    /// Stores the reason why its processes are about to be ended, if a masked path was replaced.
-    pub(super) fn note_replaced(&self) {
-        let replaced = lock(&self.masked).replaced();
-        if let Some(path) = replaced {
-            let reason = format!(
-                "`{}` was replaced on the machine, which it hides or protects, so what ran in it was ended; call again for a new one",
-                path.display()
-            );
-            let _ = self.ended_because.set(reason);
-        }
-    }
-
-    /// Makes a cgroup for a sandbox within this one. Returns `None` if this one is about to be removed.
+    /// Makes a group for a sandbox within this one, unless this one is about to go.
     pub(super) fn room_for(&self, id: &SandboxId) -> io::Result<Option<Group>> {
         cgroup_parent::below(&self.group, id)
     }
 
-    /// Notes the sandbox that it was made within, if any.
-    pub(super) fn is_within(&self, outer: Option<&Self>) {
-        if let Some(outer) = outer {
-            let _ = self.within.set(outer.made.id.clone());
-        }
-    }
-
-    /// Returns the sandbox that it was made within, if any.
-    pub(super) fn within(&self) -> Option<&SandboxId> {
-        self.within.get()
-    }
-
-    /// Marks it as used now.
-    pub(super) fn touch(&self) {
-        *lock(&self.used_at) = Instant::now();
-    }
-
-    /// Returns the time of its last use; `None` while a command runs.
-    pub(super) fn idle_since(&self) -> Option<Instant> {
-        let is_idle = self.running.load(Ordering::Acquire) == 0;
-        is_idle.then(|| *lock(&self.used_at))
-    }
-
-    pub(super) fn status(&self) -> SandboxStatus {
-        SandboxStatus {
-            sandbox: self.made.clone(),
-            session: self.session.clone(),
-            created_at: self.created_at,
-            running: self.running.load(Ordering::Acquire),
-            executed: self.executed.load(Ordering::Relaxed),
-            limits: self.limits,
-            enforcement: self.enforcement.clone(),
-        }
-    }
-
-    /// Runs a command to its end.
-    pub(super) async fn run(
-        self: &Arc<Self>,
-        command: &Command,
-        confinement: &Confinement,
-        output: &Arc<dyn OutputSink>,
-        stop: &CancellationToken,
-    ) -> Result<Ran, SandboxError> {
-        let _busy = Busy::new(self);
-        self.wake().await.map_err(|error| failed("holding places for protection again", &error))?;
-        let listener = self.proxy_denials.listen(output);
-        let mut order = self.order(command, confinement)?;
-        let mut pooled = self
-            .take_supervisor()
-            .await
-            .map_err(|error| SandboxError::Crashed { reason: format!("the sandbox is gone: {error}") })?;
-        order.limits.residents = self.residents();
-        let limits = &confinement.limits;
-        let set = pooled.group.set(&group_limits(limits, pooled.residents));
-        set.map_err(|error| SandboxError::Creation { reason: format!("limiting a cgroup: {error}") })?;
-        let meter = pooled.group.go_on();
-        let file_denials = FileDenials::new(&**output);
-        let outcome = pooled.supervisor.run(command, order, &file_denials, stop).await;
-        let mut used = pooled.group.used(&meter);
-        used.leave_out(pooled.residents);
-        match &outcome {
-            Ok(RunOutcome { supervisor_lost: true, .. }) => self.end_lost(pooled).await,
-            Err(error) if error.is_crash() => self.end_lost(pooled).await,
-            _ if used.memory_peak_bytes.is_some_and(|peak| peak.least > SETTLE_BYTES_MIN) => self.settle(pooled),
-            _ => self.put_back(pooled),
-        }
-        let RunOutcome { ended, report, .. } = match outcome {
-            // Files in private folders count as memory, so there may have been none left for the supervisor.
-            Err(error) if error.is_crash() => match overrun_of_group(&used, limits, &self.limits) {
-                Some(overrun) if overrun.limit == "memory_bytes" => {
-                    let (ended, usage) = (Ended::Signal(libc::SIGKILL), usage(Usage::default(), &used));
-                    let (sandbox, breaches) = (self.made.clone(), listener.breaches());
-                    let exit = Exit { ended, usage, sandbox, overrun: Some(overrun), breaches };
-                    return Ok(Ran { exit, files_made: 0 });
-                }
-                _ => {
-                    let reason = self.ended_because.get().cloned();
-                    return Err(reason.map_or(error, |reason| SandboxError::Crashed { reason }));
-                }
-            },
-            outcome => outcome?,
-        };
-        let overrun = match report.overrun {
-            Some((limit, used)) => Some(overrun(limit, used, limits, &confinement.place_limits)),
-            None => overrun_of_group(&used, limits, &self.limits)
-                .filter(|overrun| is_told(overrun, ended, stop.is_cancelled())),
-        };
-        let mut breaches = listener.breaches();
-        if overrun.is_none() && !stop.is_cancelled() {
-            breaches.extend(file_denials.breaches(ended, command, confinement, &self.steps));
-        }
-        let usage = usage(measured(&report), &used);
-        let exit = Exit { ended, usage, sandbox: self.made.clone(), overrun, breaches };
-        Ok(Ran { exit, files_made: report.files_made })
-    }
-
-    /// Returns the order for a command, with the limits that its supervisor must enforce because the kernel does not.
+    /// The order for a command, with what its supervisor sees to because nobody else does.
     fn order(&self, command: &Command, confinement: &Confinement) -> Result<RunOrder, SandboxError> {
         let mut order = prepare(command, confinement)
             .map_err(|source| SandboxError::Start { program: command.program.clone(), source })?;
@@ -296,7 +152,7 @@ impl NativeSandbox {
         order.limits.disk_bytes = limits.disk_bytes;
         order.limits.disk_files = limits.disk_files;
         order.limits.counts_files = confinement.place_limits.disk_files.is_some();
-        if self.enforcement.contains(&Enforcement { limit: "memory_bytes", by: Enforcer::Watcher }) {
+        if self.record.enforcement().contains(&Enforcement { limit: "memory_bytes", by: Enforcer::Watcher }) {
             order.limits.memory_bytes = limits.memory_bytes;
             order.limits.session_memory_bytes = confinement.place_limits.memory_bytes;
         }
@@ -308,16 +164,18 @@ impl NativeSandbox {
 
     /// Runs a program that does nothing, so that the kernel has set up everything before the first command.
     pub(super) async fn warm_up(self: &Arc<Self>, confinement: &Confinement) {
+        let running = self.record.begin_run();
         let nowhere: Arc<dyn OutputSink> = Arc::new(NullSink);
         // An error is ignored, since the next command would report it.
         let _ = self.run(&idle_command(), confinement, &nowhere, &CancellationToken::new()).await;
-        self.executed.store(0, Ordering::Relaxed);
+        drop(running);
+        self.record.forget_runs();
     }
 
     /// Returns the number of processes of the sandbox's user that belong to no command: the init and the supervisors.
     /// Each running command has one supervisor.
     fn residents(&self) -> u64 {
-        let supervisors = self.running.load(Ordering::Acquire) + lock(&self.idle).len();
+        let supervisors = self.record.running() + lock(&self.idle).len();
         1 + supervisors as u64
     }
 
@@ -387,9 +245,87 @@ impl NativeSandbox {
             let _ = end_child(&self.fork_server, self.init_pid, false).await;
         }
     }
+}
 
-    /// Ends all processes in it and waits until they are gone. Its placeholders may `linger`.
-    pub(super) async fn end(self: Arc<Self>, linger: bool) {
+impl Live for NativeSandbox {
+    fn record(&self) -> &Record {
+        &self.record
+    }
+
+    fn is_alive(&self) -> bool {
+        self.init.is_alive()
+    }
+
+    fn is_intact(&self) -> bool {
+        let masked = Arc::clone(&lock(&self.masked));
+        masked.are_unchanged()
+    }
+
+    fn replaced(&self) -> Option<PathBuf> {
+        lock(&self.masked).replaced()
+    }
+
+    async fn wake(&self) -> io::Result<()> {
+        self.put_placeholders_back().await
+    }
+
+    async fn run(
+        self: &Arc<Self>,
+        command: &Command,
+        confinement: &Confinement,
+        output: &Arc<dyn OutputSink>,
+        stop: &CancellationToken,
+    ) -> Result<Ran, SandboxError> {
+        self.wake().await.map_err(|error| failed("holding places for protection again", &error))?;
+        let listener = self.proxy_denials.listen(output);
+        let mut order = self.order(command, confinement)?;
+        let mut pooled = self
+            .take_supervisor()
+            .await
+            .map_err(|error| SandboxError::Crashed { reason: format!("the sandbox is gone: {error}") })?;
+        order.limits.residents = self.residents();
+        let limits = &confinement.limits;
+        let set = pooled.group.set(&group_limits(limits, pooled.residents));
+        set.map_err(|error| SandboxError::Creation { reason: format!("limiting a cgroup: {error}") })?;
+        let meter = pooled.group.go_on();
+        let file_denials = FileDenials::new(&**output);
+        let outcome = pooled.supervisor.run(command, order, &file_denials, stop).await;
+        let mut used = pooled.group.used(&meter);
+        used.leave_out(pooled.residents);
+        match &outcome {
+            Ok(RunOutcome { supervisor_lost: true, .. }) => self.end_lost(pooled).await,
+            Err(error) if error.is_crash() => self.end_lost(pooled).await,
+            _ if used.memory_peak_bytes.is_some_and(|peak| peak.least > SETTLE_BYTES_MIN) => self.settle(pooled),
+            _ => self.put_back(pooled),
+        }
+        let RunOutcome { ended, report, .. } = match outcome {
+            // What a command leaves in private folders is memory, too: its supervisor may have found none left for itself.
+            Err(error) if error.is_crash() => match overrun_of_group(&used, limits, self.record.limits()) {
+                Some(overrun) if overrun.limit == "memory_bytes" => {
+                    let (ended, usage) = (Ended::Signal(libc::SIGKILL), usage(Usage::default(), &used));
+                    let (sandbox, breaches) = (self.record.made().clone(), listener.breaches());
+                    let exit = Exit { ended, usage, sandbox, overrun: Some(overrun), breaches };
+                    return Ok(Ran { exit, files_made: 0 });
+                }
+                _ => return Err(error),
+            },
+            outcome => outcome?,
+        };
+        let overrun = match report.overrun {
+            Some((limit, used)) => Some(overrun(limit, used, limits, &confinement.place_limits)),
+            None => overrun_of_group(&used, limits, self.record.limits())
+                .filter(|overrun| is_told(overrun, ended, stop.is_cancelled())),
+        };
+        let mut breaches = listener.breaches();
+        if overrun.is_none() && !stop.is_cancelled() {
+            breaches.extend(file_denials.breaches(ended, command, confinement, &self.steps));
+        }
+        let usage = usage(measured(&report), &used);
+        let exit = Exit { ended, usage, sandbox: self.record.made().clone(), overrun, breaches };
+        Ok(Ran { exit, files_made: report.files_made })
+    }
+
+    async fn end(self: Arc<Self>, linger: bool) {
         let _ = end_child(&self.fork_server, self.init_pid, linger).await;
     }
 }
@@ -431,45 +367,6 @@ fn allowed(network: &Network) -> Result<Option<Allowed>, SandboxError> {
     match network {
         Network::Hosts(hosts) => Allowed::new(hosts).map(Some).map_err(|error| creation(error.to_string())),
         Network::None | Network::Open => Ok(None),
-    }
-}
-
-fn session_of(place: &Place) -> Option<SessionKey> {
-    match place {
-        Place::Session(key) => Some(key.clone()),
-        Place::Own | Place::Sandbox(_) => None,
-    }
-}
-
-impl Kept for NativeSandbox {
-    fn id(&self) -> &SandboxId {
-        &self.made.id
-    }
-
-    fn outer(&self) -> Option<&SandboxId> {
-        self.within()
-    }
-
-    fn idle_since(&self) -> Option<Instant> {
-        self.idle_since()
-    }
-}
-
-/// A guard that counts a run until it is dropped.
-struct Busy<'a>(&'a NativeSandbox);
-
-impl<'a> Busy<'a> {
-    fn new(sandbox: &'a NativeSandbox) -> Self {
-        sandbox.running.fetch_add(1, Ordering::AcqRel);
-        sandbox.executed.fetch_add(1, Ordering::Relaxed);
-        Self(sandbox)
-    }
-}
-
-impl Drop for Busy<'_> {
-    fn drop(&mut self) {
-        self.0.touch();
-        self.0.running.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

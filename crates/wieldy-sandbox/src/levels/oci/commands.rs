@@ -20,11 +20,11 @@ use super::idmap::AGENT;
 use super::runtime::{ended, logged_error, not_started, too_little};
 use crate::cgroup::{Group, GroupLimits, Meter, Peak, Used, Whose};
 use crate::denials::files::FileDenials;
+use crate::disk_quota::Ran;
 use crate::limits::{is_told, overrun_of_group};
 use crate::supervise::host_process::{HostProcess, blocking};
 use crate::supervise::protocol::Limit;
-use crate::supervise::run::RunOutcome;
-use crate::supervise::run::prepare;
+use crate::supervise::run::{RunOutcome, prepare};
 use crate::supervise::supervisor::WATCH_EVERY;
 use crate::supervise::watch::BLOCK_BYTES;
 use crate::sys;
@@ -48,14 +48,13 @@ pub(super) struct Call<'a> {
 
 impl Container {
     /// Runs a command to its end.
-    pub(super) async fn run(
+    pub(super) async fn run_command(
         &self,
         command: &Command,
         confinement: &Confinement,
         output: &Arc<dyn OutputSink>,
         stop: &CancellationToken,
-    ) -> Result<Exit, SandboxError> {
-        let _busy = Busy::new(self);
+    ) -> Result<Ran, SandboxError> {
         let refused = |source: io::Error| SandboxError::Start { program: command.program.clone(), source };
         let order = prepare(command, confinement).map_err(refused)?;
         if command.program.is_empty() {
@@ -87,6 +86,7 @@ impl Container {
         let wall_ms = began.elapsed().as_secs_f64() * 1e3;
         // The runtime waits for the command, so the supervisor's figures include those of both.
         let blocks_written = outcome.as_ref().map_or(0, |outcome| outcome.report.blocks_written);
+        let files_made = outcome.as_ref().map_or(0, |outcome| outcome.report.files_made);
         let usage = Usage { wall_ms, ..self.usage(&used, blocks_written * BLOCK_BYTES) };
         let of_disk = outcome.as_ref().ok().and_then(|outcome| overrun_of_disk(outcome, &confinement.limits));
         let was_stopped = stop.is_cancelled();
@@ -113,7 +113,7 @@ impl Container {
         if overrun.is_none() && !stop.is_cancelled() {
             breaches.extend(file_denials.breaches(ended, command, confinement, &self.dir.steps));
         }
-        Ok(Exit { ended, usage, sandbox: self.made.clone(), overrun, breaches })
+        Ok(Ran { exit: Exit { ended, usage, sandbox: self.made.clone(), overrun, breaches }, files_made })
     }
 
     /// Runs a command in a cgroup of its own, where the host's kernel sees its processes.
@@ -190,7 +190,7 @@ impl Container {
     /// Makes a supervisor that limits writes to the workspace.
     pub(super) async fn process(&self, call: &Call<'_>) -> Result<HostProcess, SandboxError> {
         let process = HostProcess::new().await.map_err(|error| self.failed(&error))?;
-        Ok(process.watching(&call.confinement.workspace, &call.confinement.limits))
+        Ok(process.watching(call.confinement))
     }
 
     /// Returns the name by which the runtime finds the command's cgroup below the container's.
@@ -385,23 +385,5 @@ impl Count {
             used.processes_peak = Some(Peak { least: self.seen, most: Some(self.seen) });
         }
         used
-    }
-}
-
-/// A guard that counts a run until it is dropped.
-struct Busy<'a>(&'a Container);
-
-impl<'a> Busy<'a> {
-    fn new(container: &'a Container) -> Self {
-        container.running.fetch_add(1, Ordering::AcqRel);
-        container.executed.fetch_add(1, Ordering::Relaxed);
-        Self(container)
-    }
-}
-
-impl Drop for Busy<'_> {
-    fn drop(&mut self) {
-        *self.0.used_at.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
-        self.0.running.fetch_sub(1, Ordering::AcqRel);
     }
 }

@@ -12,16 +12,15 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use jiff::Timestamp;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use wieldy_core::{
-    Confinement, Enforcement, Enforcer, Level, Network, Place, ResourceLimits, SandboxError, SandboxId, SandboxRef,
-    SandboxStatus, SessionKey,
+    Command, Confinement, Enforcement, Enforcer, Level, Network, OutputSink, Place, ResourceLimits, SandboxError,
+    SandboxRef,
 };
 
 use super::bundle::{Doing, Frame};
@@ -33,8 +32,10 @@ use super::netns::ProxiedNetns;
 use super::runtime::{Runtime, logged_error, too_little};
 use super::{Base, OciProblem, unusable};
 use crate::cgroup::{Controller, Group, Hierarchy, Kind};
+use crate::disk_quota::Ran;
+use crate::pool::{Live, Record};
 use crate::supervise::host_process::{HostProcess, NullSink, blocking, idle_command};
-use crate::view::masked::are_unchanged;
+use crate::view::masked::Masked;
 use crate::view::plan::Step;
 
 /// Longest wait for a container to start.
@@ -64,11 +65,8 @@ pub(super) enum Within<'a> {
 
 /// A running container.
 pub(super) struct Container {
+    record: Record,
     pub(super) made: SandboxRef,
-    session: Option<SessionKey>,
-    /// The container that it was made within, and ends with.
-    pub(super) within: Option<SandboxId>,
-    created_at: Timestamp,
     pub(super) limits: ResourceLimits,
     pub(super) network: Network,
     /// The network namespace with the proxy, if it may reach listed hosts only.
@@ -81,7 +79,7 @@ pub(super) struct Container {
     pub(super) parent: Arc<CgroupParent>,
     // Dropped after the cgroups, since its `StateDir` removes the cgroups above all of them.
     pub(super) dir: ContainerDir,
-    enforcement: Vec<Enforcement>,
+    masked: Masked,
     runtime_task: Mutex<Option<JoinHandle<()>>>,
     /// Cancelled to end the container.
     pub(super) stop: CancellationToken,
@@ -92,9 +90,6 @@ pub(super) struct Container {
     /// Locked by the one command that runs in a gVisor container itself.
     pub(super) lane: tokio::sync::Mutex<()>,
     pub(super) calls: AtomicU64,
-    pub(super) executed: AtomicU64,
-    pub(super) running: AtomicUsize,
-    pub(super) used_at: Mutex<Instant>,
     is_removed: AtomicBool,
 }
 
@@ -140,17 +135,14 @@ impl Container {
         let dir = make_dir(Arc::clone(&base.setup), made.id.0.clone(), confinement.clone()).await?;
         // Noted before the runtime makes them: a start that fails has made some, too.
         dir.setup.home.note_groups(parent.foreign().iter().filter_map(|group| cgroup_parent::above(group).pop()));
+        let enforcement = enforcement(made.level, &base.hierarchy);
+        let record = Record::new(made.clone(), &confinement.place, outer, limits, enforcement);
         let container = Self {
-            session: match &confinement.place {
-                Place::Session(key) => Some(key.clone()),
-                Place::Own | Place::Sandbox(_) => None,
-            },
-            within: outer,
-            created_at: Timestamp::now(),
+            record,
+            masked: Masked::new(dir.masked.clone()),
             limits,
             network: confinement.network.clone(),
             netns,
-            enforcement: enforcement(made.level, &base.hierarchy),
             made,
             runtime: base.runtime.clone(),
             sentry,
@@ -163,15 +155,12 @@ impl Container {
             control: None,
             lane: tokio::sync::Mutex::default(),
             calls: AtomicU64::new(0),
-            executed: AtomicU64::new(0),
-            running: AtomicUsize::new(0),
-            used_at: Mutex::new(Instant::now()),
             is_removed: AtomicBool::new(false),
         };
         match container.start_up(&base.hierarchy).await {
             Ok(container) => Ok(Arc::new(container)),
             Err((container, error)) => {
-                Arc::new(container).end().await;
+                Arc::new(container).stop_and_remove().await;
                 Err(error)
             }
         }
@@ -188,7 +177,7 @@ impl Container {
                 self.control = Control::of(&self.made.id.0, &self.runtime.root).await;
             }
             self.settle_groups(hierarchy)?;
-            if self.is_intact() {
+            if self.masked.are_unchanged() {
                 return Ok(());
             }
             let reason = format!("{}: something that it covers was replaced meanwhile; try again", self.made.level);
@@ -333,29 +322,7 @@ impl Container {
         Ok(())
     }
 
-    pub(super) fn made(&self) -> &SandboxRef {
-        &self.made
-    }
-
-    /// Returns the time of its last use; `None` while a command runs.
-    pub(super) fn idle_since(&self) -> Option<Instant> {
-        let is_idle = self.running.load(Ordering::Acquire) == 0;
-        is_idle.then(|| *self.used_at.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    pub(super) fn status(&self) -> SandboxStatus {
-        SandboxStatus {
-            sandbox: self.made.clone(),
-            session: self.session.clone(),
-            created_at: self.created_at,
-            running: self.running.load(Ordering::Acquire),
-            executed: self.executed.load(Ordering::Relaxed),
-            limits: self.limits,
-            enforcement: self.enforcement.clone(),
-        }
-    }
-
-    /// Returns true if it has ended, even if the runtime has not reported that yet.
+    /// Whether it has ended, even if nobody was told yet.
     pub(super) fn is_gone(&self) -> bool {
         if self.gone.is_cancelled() || self.stop.is_cancelled() {
             return true;
@@ -365,13 +332,8 @@ impl Container {
         pid.is_empty() || !is_of_living(&stat)
     }
 
-    /// Returns true if every masked path is still the same file on the host.
-    pub(super) fn is_intact(&self) -> bool {
-        are_unchanged(&self.dir.masked)
-    }
-
-    /// Ends all processes in it and removes it.
-    pub(super) async fn end(self: Arc<Self>) {
+    /// Ends everything in it and takes it away.
+    async fn stop_and_remove(self: Arc<Self>) {
         self.stop.cancel();
         let runtime_task = self.runtime_task.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(runtime_task) = runtime_task {
@@ -408,8 +370,40 @@ impl Container {
     }
 }
 
-/// Returns true if a line of `/proc/PID/stat` shows a living process. The first process of a namespace exists until all
-/// others have ended, and only a flag shows that it is ending.
+impl Live for Container {
+    fn record(&self) -> &Record {
+        &self.record
+    }
+
+    fn is_alive(&self) -> bool {
+        !self.is_gone()
+    }
+
+    fn is_intact(&self) -> bool {
+        self.masked.are_unchanged()
+    }
+
+    fn replaced(&self) -> Option<PathBuf> {
+        self.masked.replaced()
+    }
+
+    async fn run(
+        self: &Arc<Self>,
+        command: &Command,
+        confinement: &Confinement,
+        output: &Arc<dyn OutputSink>,
+        stop: &CancellationToken,
+    ) -> Result<Ran, SandboxError> {
+        self.run_command(command, confinement, output, stop).await
+    }
+
+    async fn end(self: Arc<Self>, _linger: bool) {
+        self.stop_and_remove().await;
+    }
+}
+
+/// Whether what `/proc` says of a process says that it lives. One that ends as the first of its namespace is there until all others are
+/// gone, and looks alive but for a flag.
 fn is_of_living(stat: &str) -> bool {
     const ENDING: u64 = 0x4;
     // The name comes before, in parentheses, and may contain any character.

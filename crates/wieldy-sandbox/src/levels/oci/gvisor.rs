@@ -7,13 +7,13 @@ use std::fs;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
-use wieldy_core::{Command, Ended, ResourceLimits, SandboxError};
+use wieldy_core::{Command, Ended, SandboxError};
 
 use super::bundle::{Doing, Frame};
 use super::commands::{Call, LOOK_EVERY, processes};
@@ -22,9 +22,9 @@ use super::gvisor_control::{Control, ControlError};
 use super::idmap::AGENT;
 use super::runtime::{self, not_started};
 use crate::cgroup::{Group, Used};
-use crate::supervise::host_process::HostProcess;
+use crate::supervise::host_process::{HostProcess, disk_limits};
 use crate::supervise::pipes::Pipes;
-use crate::supervise::protocol::{Limit, RunLimits, RunReport};
+use crate::supervise::protocol::{Limit, RunReport};
 use crate::supervise::run::{RunOutcome, ended};
 use crate::supervise::supervisor::WATCH_EVERY;
 use crate::supervise::watch::Watch;
@@ -63,7 +63,8 @@ impl Container {
             None => Pipes::open(stdin).map(|(pipes, streams)| (pipes, streams, None)),
         }
         .map_err(no_ends)?;
-        let watching = watch(&confinement.workspace, &confinement.limits);
+        let watch = Arc::new(Mutex::new(Watch::new(&disk_limits(confinement), &confinement.workspace, &[])));
+        let watching = check_disk(Arc::clone(&watch));
         let pid = match control.start(&call.doing, streams.each_ref().map(AsFd::as_fd)).await {
             Ok(pid) => pid,
             Err(ControlError::Rejected(told)) => return Err(not_started(self.made.level, program, &told)),
@@ -83,7 +84,10 @@ impl Container {
         };
         match pipes.pump_until(stdin, call.output, over).await {
             Ok((ended, overrun)) => {
-                Ok(RunOutcome { ended, report: RunReport { overrun, ..RunReport::default() }, supervisor_lost: false })
+                let count = move || watch.lock().unwrap_or_else(PoisonError::into_inner).files_made();
+                let files_made = tokio::task::spawn_blocking(count).await.unwrap_or_default();
+                let report = RunReport { overrun, files_made, ..RunReport::default() };
+                Ok(RunOutcome { ended, report, supervisor_lost: false })
             }
             Err(error) => Err(self.lose(program, &error).await),
         }
@@ -271,22 +275,21 @@ fn written_bytes(group: &Group) -> u64 {
     processes(group).into_iter().filter_map(of).sum()
 }
 
-/// Watches a workspace from now on, until writes to it exceed a limit.
-fn watch(workspace: &Path, limits: &ResourceLimits) -> impl Future<Output = (Limit, u64)> + use<> {
-    let ResourceLimits { disk_bytes, disk_files, .. } = *limits;
-    let mut watch = Watch::new(&RunLimits { disk_bytes, disk_files, ..RunLimits::default() }, workspace, &[]);
-    async move {
-        while watch.is_needed() {
+/// Checks a workspace until more was written to it than is allowed.
+async fn check_disk(watch: Arc<Mutex<Watch<'static>>>) -> (Limit, u64) {
+    if watch.lock().unwrap_or_else(PoisonError::into_inner).is_needed() {
+        loop {
             tokio::time::sleep(WATCH_EVERY).await;
-            let looking = tokio::task::spawn_blocking(move || (watch.check_disk(), watch));
-            match looking.await {
-                Ok((Some(overrun), _)) => return overrun,
-                Ok((None, same)) => watch = same,
+            let watch = Arc::clone(&watch);
+            let check = move || watch.lock().unwrap_or_else(PoisonError::into_inner).check_disk();
+            match tokio::task::spawn_blocking(check).await {
+                Ok(Some(overrun)) => return overrun,
+                Ok(None) => {}
                 Err(_) => break,
             }
         }
-        std::future::pending().await
     }
+    std::future::pending().await
 }
 
 /// Returns the agent's processes in the output of `runsc ps`: each line begins with the account, and then the process

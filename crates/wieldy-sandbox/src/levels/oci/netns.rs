@@ -12,8 +12,7 @@ use std::sync::Arc;
 
 use wieldy_core::SandboxRef;
 
-use crate::denials::network::ProxyDenials;
-use crate::denials::network::serve;
+use crate::denials::network::{ProxyDenials, serve};
 use crate::proxy::{self, Allowed, Proxy};
 use crate::supervise::host_process::blocking;
 use crate::sys;

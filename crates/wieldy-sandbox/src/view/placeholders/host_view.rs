@@ -9,8 +9,7 @@ use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::view::host::{Disk, entry_of};
-use crate::view::placeholders::Placeholder;
-use crate::view::placeholders::{Marked, is_marked, mark};
+use crate::view::placeholders::{Marked, Placeholder, is_marked, mark};
 use crate::view::plan::{Entry, Look, Making, Plan, PlannedPlaceholder, Step, Wanted};
 use rustix::fs::OFlags;
 use wieldy_core::secrets::Held;

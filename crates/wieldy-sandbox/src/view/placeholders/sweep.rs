@@ -8,8 +8,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FlockOperation, OFlags};
 use wieldy_core::secrets::{BARE_REPOSITORY, PROTECTED, PROTECTED_AT_HOME};
 
-use crate::view::placeholders::Placeholder;
-use crate::view::placeholders::{Marked, is_marked, mark, open_plain, remove};
+use crate::view::placeholders::{Marked, Placeholder, is_marked, mark, open_plain, remove};
 
 /// The names in a repository that get placeholders where they are missing.
 const OF_GIT: [&str; 4] = ["commondir", "config", "config.worktree", "hooks"];

@@ -30,7 +30,7 @@ impl Driver {
         Self::with(|options| options)
     }
 
-    fn with(change: impl FnOnce(FirecrackerOptions) -> FirecrackerOptions) -> Self {
+    pub(crate) fn with(change: impl FnOnce(FirecrackerOptions) -> FirecrackerOptions) -> Self {
         let state = tempfile::tempdir().unwrap();
         let file = |name: &str| state.path().join(name);
         stand_in::write_program(&file("firecracker"));
