@@ -1,7 +1,9 @@
-//! The pool of a level: its sandboxes, each built once by the first call that needs it and kept for the calls of its session.
+//! The pool of a level: its sandboxes, each built once by the first call that needs it and kept for the calls of its
+//! session.
 //!
-//! [`Pool`] is the same for every level; a [`Backend`] builds sandboxes, and a [`Live`] one runs commands. A call gets a sandbox as a
-//! [`Lease`], made while the pool is locked: as long as one exists the sandbox is in use, and neither the janitor nor the eviction takes it.
+//! [`Pool`] is the same for every level; a [`Backend`] builds sandboxes, and a [`Live`] one runs commands. A call gets
+//! a sandbox as a [`Lease`], made while the pool is locked: as long as one exists the sandbox is in use, and neither
+//! the janitor nor the eviction takes it.
 
 mod eviction;
 mod janitor;
@@ -180,7 +182,7 @@ impl<B: Backend> Pool<B> {
             });
         }
         if is_gone || ran.as_ref().is_err_and(SandboxError::is_crash) {
-            // Whatever has happened to it, the next call gets a new one.
+            // The next call gets a new sandbox, whichever way this one was lost.
             for lost in self.take(|live, _| live.record().made() == lease.record().made()) {
                 self.end(lost, false).await;
             }
@@ -248,8 +250,8 @@ impl<B: Backend> Pool<B> {
         Ok(lease)
     }
 
-    /// Takes sandboxes out of the pool, with those that were made within them, which come first. `which` is also told if a call is
-    /// about to use the sandbox.
+    /// Takes sandboxes out of the pool, with those that were made within them, which come first. `which` is also told
+    /// if a call is about to use the sandbox.
     fn take(&self, which: impl Fn(&B::Live, bool) -> bool) -> Vec<Arc<B::Live>> {
         let mut entries = lock(&self.entries);
         let mut extract = |which: &dyn Fn(&B::Live, bool) -> bool| {
@@ -397,8 +399,8 @@ pub(crate) use sandbox_by_pool;
 /// Sandboxes by the key that they are made for; those without a value are being built.
 type Entries<K, V> = Mutex<HashMap<K, Arc<OnceCell<Arc<V>>>>>;
 
-/// Returns the sandbox of this key, which is built if there is none: of calls that need it at once one builds it, and if that fails the next.
-/// `take` marks it as used before the pool may take it for idle.
+/// Returns the sandbox of this key, which is built if there is none: of calls that need it at once one builds it, and
+/// if that fails the next. `take` marks it as used before the pool may take it for idle.
 async fn kept_or_built<K: Clone + Eq + Hash, V, T>(
     entries: &Entries<K, V>,
     key: K,

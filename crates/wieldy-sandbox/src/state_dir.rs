@@ -134,7 +134,8 @@ fn locked(folder: &Path) -> io::Result<File> {
     Err(io::Error::other("the folder was replaced"))
 }
 
-/// Removes a folder as soon as it is empty: what is held in it goes with the container, which is removed in the background.
+/// Removes a folder as soon as it is empty: what is held in it goes with the container, which is removed in the
+/// background.
 pub(crate) async fn remove_emptied(folder: &Path) {
     const TRIES: usize = 500;
     for _ in 0..TRIES {

@@ -1,10 +1,10 @@
 //! The journal of an executor.
 //!
 //! The thread that causes an event makes its record and puts it into the queue. If a caller waits for the record, the
-//! WAL thread ([`crate::wal_writer`]) makes it durable in the [write-ahead log](crate::wal) and notifies the caller; one sync of the disk
-//! serves all callers that wait. The committer thread ([`crate::committer`]) commits it to the database a little later,
-//! together with newer records. Where there is no log (on a server), or the log takes nothing just now, a record is
-//! durable when it is committed.
+//! WAL thread ([`crate::wal_writer`]) makes it durable in the [write-ahead log](crate::wal) and notifies the caller;
+//! one sync of the disk serves all callers that wait. The committer thread ([`crate::committer`]) commits it to the
+//! database a little later, together with newer records. Where there is no log (on a server), or the log takes nothing
+//! just now, a record is durable when it is committed.
 //!
 //! Records that cannot be committed are held, in order, and retried until that works. Meanwhile waiting callers get an
 //! error, no call is opened, and running calls go on: their records are held too.

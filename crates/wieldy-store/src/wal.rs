@@ -70,8 +70,8 @@ impl Wal {
         Ok(Self { file, paths, key, head: Some(head), half, used, grown, last, frame })
     }
 
-    /// Makes records durable. Returns false if there is no space for them until more than the records up to `committed` are
-    /// committed.
+    /// Makes records durable. Returns false if there is no space for them until more than the records up to
+    /// `committed` are committed.
     pub(crate) fn append(&mut self, records: &[Arc<Record>], committed: u64) -> io::Result<bool> {
         failpoint::reach("log.taken");
         let Some(last) = records.last() else { return Ok(true) };

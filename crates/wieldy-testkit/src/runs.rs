@@ -1,4 +1,4 @@
-//! What a run of the tests agrees on with `cargo xtask test`: counts of long tests, and skips.
+//! The agreement between tests and `cargo xtask test`: counts of long tests, and reports of skips.
 
 use std::io::Write;
 

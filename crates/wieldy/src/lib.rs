@@ -43,10 +43,10 @@ pub use wieldy_sandbox::{
     EarlyForkServer, Holds, IdleLimits, Native, NativeOptions, ProbeOptions, ProbeState, Probed, RefusedCall, Report,
     Unavailable, Unconfined, finish, is_placeholder, probe, sweep, sweep_placeholders,
 };
-#[cfg(feature = "oci")]
-pub use wieldy_sandbox::{Oci, OciOptions, OciProblem, OciVersion, Rootfs};
 #[cfg(feature = "firecracker")]
 pub use wieldy_sandbox::{Firecracker, FirecrackerOptions, FirecrackerProblem};
+#[cfg(feature = "oci")]
+pub use wieldy_sandbox::{Oci, OciOptions, OciProblem, OciVersion, Rootfs};
 #[cfg(feature = "history")]
 pub use wieldy_store::{
     Address, Copied, Cursor, Execution, GroupBy, JournalOptions, Page, Problem as TrailProblem, Pruned, Query,

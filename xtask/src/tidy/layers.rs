@@ -10,8 +10,8 @@ const LEVELS: &str = "levels/";
 /// The files that put levels and layers together.
 const ROOTS: [&str; 3] = ["lib.rs", "levels/mod.rs", "probe/"];
 
-/// A level imports layers and never another level; a layer imports no level. Both name the module that an item is from: through the root
-/// of the crate everything could be had.
+/// A level imports layers and never another level; a layer imports no level. Both name the module that an item is
+/// from: through the root of the crate everything could be had.
 pub(super) fn levels_import_layers(tree: &Tree) -> Vec<Problem> {
     let paths = tree.matching(SOURCES, ".rs").filter_map(|file| file.path.strip_prefix(SOURCES));
     let levels: Vec<&str> = paths.filter_map(level_of).collect();

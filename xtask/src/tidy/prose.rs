@@ -167,8 +167,8 @@ fn prose_lines(markdown: &str) -> Vec<(usize, &str)> {
     lines
 }
 
-/// Returns true for a line without a place to break it: a single link or code span, a link reference, or a heading with a
-/// link.
+/// Returns true for a line without a place to break it: a single link or code span, a link reference, or a heading
+/// with a link.
 fn is_unbreakable(line: &str) -> bool {
     let text = line.trim_start_matches([' ', '>']).trim_end();
     let is_reference = text.starts_with('[') && text.contains("]: ");

@@ -21,7 +21,8 @@ use crate::state_dir;
 pub fn sweep(state: &Path) -> usize {
     // Without the feature `oci` this program cannot end containers, so it leaves their files to one that can.
     #[cfg(feature = "oci")]
-    let swept = ["oci", "firecracker"].map(|folder| state_dir::sweep_folder(&state.join(folder), oci::forget)).iter().sum();
+    let swept =
+        ["oci", "firecracker"].map(|folder| state_dir::sweep_folder(&state.join(folder), oci::forget)).iter().sum();
     #[cfg(not(feature = "oci"))]
     let swept = state_dir::sweep_folder(&state.join("firecracker"), |_, _| true);
     if swept > 0 {

@@ -13,9 +13,9 @@ use super::{Entries, Live, lock};
 /// The limits of idle sandboxes that are kept for the next call of their session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IdleLimits {
-    /// All together.
+    /// The maximum for all tenants together.
     pub sandboxes_max: usize,
-    /// Those of one tenant.
+    /// The maximum for one tenant.
     pub per_tenant_max: usize,
 }
 
@@ -49,7 +49,8 @@ impl Eviction {
         Self { limits: limits.affordable(), endings: Arc::new(Semaphore::new(ENDINGS_MAX)) }
     }
 
-    /// Ends the idle sandboxes of which there are too many, in the background, a few at once. One with others in it is in use.
+    /// Ends the idle sandboxes of which there are too many, in the background, a few at once. One with others in it is
+    /// in use.
     pub(super) async fn end_surplus<K: Clone + Eq + Hash, V: Live, F: Future<Output = ()> + Send + 'static>(
         &self,
         entries: &Entries<K, V>,
@@ -80,8 +81,8 @@ impl Eviction {
     }
 }
 
-/// Takes the idle sandboxes of which there are too many out of the pool, those first that were not used for longest. `idle` says
-/// of those of sessions for which tenant and since when they are idle, where they are.
+/// Takes the idle sandboxes of which there are too many out of the pool, those first that were not used for longest.
+/// `idle` says of those of sessions for which tenant and since when they are idle, where they are.
 fn surplus<K: Clone + Eq + Hash, V>(
     entries: &Entries<K, V>,
     limits: IdleLimits,

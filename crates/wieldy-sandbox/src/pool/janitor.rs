@@ -1,8 +1,9 @@
-//! The janitor of a pool: ends sandboxes that are idle for too long, that are lost, and those in which something runs although a file that
-//! they hide or protect was replaced.
+//! The janitor of a pool: ends sandboxes that are idle for too long, that are lost, and those in which something runs
+//! although a file that they hide or protect was replaced.
 //!
-//! A mount masks a file and not a name: where a person replaces such a file, as editors do when they save, the new one lies open in every
-//! sandbox that exists. The next call gets a new sandbox, and programs that still run in the old one are ended within [`LOOK_EVERY`].
+//! A mount masks a file and not a name: where a person replaces such a file, as editors do when they save, the new one
+//! lies open in every sandbox that exists. The next call gets a new sandbox, and programs that still run in the old
+//! one are ended within [`LOOK_EVERY`].
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -55,7 +56,8 @@ impl<B: Backend> Pool<B> {
         }
     }
 
-    /// Ends everything that runs in sandboxes which no longer mask what they should. Idle ones are checked when they are next used.
+    /// Ends everything that runs in sandboxes which no longer mask what they should. Idle ones are checked when they
+    /// are next used.
     async fn end_replaced(&self) {
         let mut busy = self.all();
         busy.retain(|live| live.record().idle_since().is_none());

@@ -1,4 +1,5 @@
-//! The parts that a level gives to its pool: a [`Backend`] that builds sandboxes, and a [`Live`] sandbox with its [`Record`].
+//! The parts that a level gives to its pool: a [`Backend`] that builds sandboxes, and a [`Live`] sandbox with its
+//! [`Record`].
 
 use std::io;
 use std::ops::Deref;

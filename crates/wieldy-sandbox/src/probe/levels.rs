@@ -14,8 +14,10 @@ use wieldy_core::{Command, Confinement, Ended, Exit, Level, OutputSink, Place, S
 
 use super::{Holds, ProbeOptions, ProbeState, Probed};
 use crate::cgroup::Hierarchy;
-use crate::levels::oci::{Oci, OciOptions, OciProblem, remove_emptied};
-use crate::levels::{native, none, oci};
+#[cfg(feature = "oci")]
+use crate::levels::oci::{self, Oci, OciOptions, OciProblem};
+use crate::levels::{native, none};
+use crate::state_dir::remove_emptied;
 use crate::{Native, Unconfined};
 
 /// The maximum time that a program which does nothing may take.

@@ -13,12 +13,12 @@ use std::time::Duration;
 use serde::Serialize;
 use wieldy_core::{Confinement, Enforcement, FileRules, Level, Network, Place, ResourceLimits};
 
+#[cfg(feature = "oci")]
+use crate::Rootfs;
 use crate::cgroup::{Finding, Kind, Version};
 use crate::filter::seccomp::{self, RefusedCall};
 use crate::levels::native;
 use crate::view::plan::Plan;
-#[cfg(feature = "oci")]
-use crate::Rootfs;
 use crate::{Native, NativeOptions};
 
 /// The settings to try with.

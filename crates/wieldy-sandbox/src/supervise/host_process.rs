@@ -69,7 +69,7 @@ impl HostProcess {
         Ok(Self { host, workspace: PathBuf::from("/"), limits: RunLimits::default(), is_raw: false })
     }
 
-    /// The same, but whatever it runs is ended once more comes into the workspace than the limits allow.
+    /// Returns a process that is ended when its program writes more to the workspace than the limits allow.
     pub(crate) fn watching(mut self, confinement: &Confinement) -> Self {
         self.workspace.clone_from(&confinement.workspace);
         self.limits = disk_limits(confinement);
@@ -111,14 +111,15 @@ impl HostProcess {
     }
 }
 
-/// Returns the limits of what a command may write, and if its session or sandbox limits the number of files, the order to count them.
+/// Returns the limits of what a command may write, and if its session or sandbox limits the number of files, the order
+/// to count them.
 pub(crate) fn disk_limits(confinement: &Confinement) -> RunLimits {
     let ResourceLimits { disk_bytes, disk_files, .. } = confinement.limits;
     let counts_files = confinement.place_limits.disk_files.is_some();
     RunLimits { disk_bytes, disk_files, counts_files, ..RunLimits::default() }
 }
 
-/// What nobody hears.
+/// A sink that discards all output.
 pub(crate) struct NullSink;
 
 impl OutputSink for NullSink {

@@ -43,7 +43,7 @@ pub(crate) const WATCH_EVERY: Duration = Duration::from_millis(20);
 type Failure = (StartStep, i32);
 
 impl Supervisor {
-    /// Serves until nobody is there any more to give orders.
+    /// Serves orders until the socket of the executor is closed.
     pub(crate) fn serve_forever(self) -> ! {
         let _ = thread::set_name(c"wieldy-supervisor");
         // A panic must not unwind into the parent's code, of which this process is a fork.

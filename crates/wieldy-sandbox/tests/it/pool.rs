@@ -1,5 +1,5 @@
-//! Promises of the pool of sandboxes, which every level with sandboxes that stay must keep. Each case runs with real sandboxes of the native
-//! level, of runc and of gVisor, and with the stand-in for Firecracker.
+//! Promises of the pool of sandboxes, which every level with sandboxes that stay must keep. Each case runs with real
+//! sandboxes of the native level, of runc and of gVisor, and with the stand-in for Firecracker.
 
 use std::fs;
 use std::sync::{Arc, Mutex};
@@ -114,8 +114,8 @@ async fn a_sandbox_stays_while_another_is_made_within_it(level: Level) {
     pooled.close().await;
 }
 
-/// A mount covers a file and not a name: where a person replaces a hidden file, the new one lies open in a sandbox that shows the
-/// workspace, so what runs there is ended. A guest has a copy without the hidden file, and goes on.
+/// A mount covers a file and not a name: where a person replaces a hidden file, the new one lies open in a sandbox
+/// that shows the workspace, so what runs there is ended. A guest has a copy without the hidden file, and goes on.
 async fn a_replaced_secret_is_not_seen_by_what_runs(level: Level) {
     let Some(pooled) = Pooled::new(level, LONG) else { return };
     for place in [session("one"), Place::Own] {

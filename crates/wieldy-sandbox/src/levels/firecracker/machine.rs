@@ -283,7 +283,8 @@ impl Live for Machine {
         stop: &CancellationToken,
     ) -> Result<Ran, SandboxError> {
         let (order, requested) = order(command, confinement)?;
-        // Nobody can tell who in a guest has changed what: also what others did that run beside this one is told here.
+        // A guest does not say which command made a change, so changes of commands that run beside this one are
+        // reported here, too.
         let mut given_up = pin!(commands::given_up(stop, Duration::from_millis(order.grace_ms)));
         let mut breaches = self.sync(given_up.as_mut()).await?;
         let outcome = tokio::select! {
@@ -300,7 +301,8 @@ impl Live for Machine {
                 let exit = self.exit(Ended::Signal(libc::SIGKILL), Usage::default(), None, breaches);
                 return Ok(Ran { exit, files_made: 0 });
             }
-            // The agent says why it cannot say how the command went: the guest is there, only the command's supervisor is not.
+            // The agent says why it cannot say how the command went: the guest is there, only the command's supervisor
+            // is not.
             Err(error) if error.kind() == io::ErrorKind::Other && !self.gone.is_cancelled() => {
                 let reason = format!("`{}` was lost: {error}", command.program);
                 return Err(SandboxError::Crashed { reason });

@@ -1,17 +1,19 @@
 //! The isolation level `firecracker`: a virtual machine for each sandbox.
 //!
-//! The pool keeps a guest for each session; a call without a session gets one of its own. A guest has a kernel of its own, a root file system that is never written to, and a disk with a copy of
-//! the workspace; its first process is this program, which takes commands over a virtual socket.
+//! The pool keeps a guest for each session; a call without a session gets one of its own. A guest has a kernel of its
+//! own, a root file system that is never written to, and a disk with a copy of the workspace; its first process is
+//! this program, which takes commands over a virtual socket.
 //!
-//! The workspace is a copy: before a command, what changed here since the last one is brought to the guest; after it, what it changed is
-//! brought back before its result is returned. Nothing from a guest is trusted; `sync.rs` has the checks. So a command sees changes that are
-//! made on the host meanwhile only when the next command begins.
+//! The workspace is a copy: before a command, what changed here since the last one is brought to the guest; after it,
+//! what it changed is brought back before its result is returned. Nothing from a guest is trusted; `sync.rs` has the
+//! checks. So a command sees changes that are made on the host meanwhile only when the next command begins.
 //!
-//! Not supported: a guest has no network, and no mounts beside the workspace; asking for either is refused. Firecracker runs as the
-//! executor's own user, without its jailer. Changes that a lost guest did not bring back are lost.
+//! Not supported: a guest has no network, and no mounts beside the workspace; asking for either is refused.
+//! Firecracker runs as the executor's own user, without its jailer. Changes that a lost guest did not bring back are
+//! lost.
 //!
-//! In reading order: the guest (`machine.rs`), Firecracker's API (`api.rs`), the commands in it (`commands.rs`) and the workspace (`sync.rs`);
-//! the messages (`frames.rs`) and the agent in the guest (`agent.rs`).
+//! In reading order: the guest (`machine.rs`), Firecracker's API (`api.rs`), the commands in it (`commands.rs`) and
+//! the workspace (`sync.rs`); the messages (`frames.rs`) and the agent in the guest (`agent.rs`).
 
 mod agent;
 mod api;

@@ -1,7 +1,7 @@
 //! The isolation level `native`: namespaces, a planned tree of mounts, Landlock, seccomp, cgroups.
 //!
-//! The pool keeps a sandbox for each session. A call without a session gets one of its own, of which a few are built ahead (warm sandboxes);
-//! for all others, first processes are made ahead (warm inits).
+//! The pool keeps a sandbox for each session. A call without a session gets one of its own, of which a few are built
+//! ahead (warm sandboxes); for all others, first processes are made ahead (warm inits).
 
 mod cgroup_parent;
 mod idmap;
@@ -37,7 +37,8 @@ const REST_AFTER: Duration = Duration::from_millis(900);
 /// The settings of the native level.
 #[derive(Debug, Clone)]
 pub struct NativeOptions {
-    /// The folder of the executor's own files, which no sandbox ever sees, except for a folder in its `homes` that is mounted.
+    /// The folder of the executor's own files, which no sandbox ever sees, except for a folder in its `homes` that is
+    /// mounted.
     pub state: Option<PathBuf>,
     /// The home folder of the user who runs the executor; secrets in it are hidden wherever it is mounted.
     pub home: Option<PathBuf>,

@@ -140,7 +140,7 @@ impl NativeSandbox {
         cgroup_parent::below(&self.group, id)
     }
 
-    /// The order for a command, with what its supervisor sees to because nobody else does.
+    /// Returns the order for a command, with the limits that only its supervisor enforces.
     fn order(&self, command: &Command, confinement: &Confinement) -> Result<RunOrder, SandboxError> {
         let mut order = prepare(command, confinement)
             .map_err(|source| SandboxError::Start { program: command.program.clone(), source })?;
@@ -299,7 +299,8 @@ impl Live for NativeSandbox {
             _ => self.put_back(pooled),
         }
         let RunOutcome { ended, report, .. } = match outcome {
-            // What a command leaves in private folders is memory, too: its supervisor may have found none left for itself.
+            // What a command leaves in private folders is memory, too: its supervisor may have found none left for
+            // itself.
             Err(error) if error.is_crash() => match overrun_of_group(&used, limits, self.record.limits()) {
                 Some(overrun) if overrun.limit == "memory_bytes" => {
                     let (ended, usage) = (Ended::Signal(libc::SIGKILL), usage(Usage::default(), &used));

@@ -322,7 +322,7 @@ impl Container {
         Ok(())
     }
 
-    /// Whether it has ended, even if nobody was told yet.
+    /// Returns true if the container has ended, even if its end was not reported yet.
     pub(super) fn is_gone(&self) -> bool {
         if self.gone.is_cancelled() || self.stop.is_cancelled() {
             return true;
@@ -402,8 +402,8 @@ impl Live for Container {
     }
 }
 
-/// Whether what `/proc` says of a process says that it lives. One that ends as the first of its namespace is there until all others are
-/// gone, and looks alive but for a flag.
+/// Returns true if the `stat` file of a process in `/proc` says that it is alive. The first process of a namespace
+/// that is ending stays until all others are gone, and only a flag distinguishes it from a living one.
 fn is_of_living(stat: &str) -> bool {
     const ENDING: u64 = 0x4;
     // The name comes before, in parentheses, and may contain any character.

@@ -1,21 +1,24 @@
 //! The isolation levels `runc`, `crun`, `youki` and `gvisor`: containers by an OCI runtime, all by one driver.
 //!
-//! The pool keeps a container for each session; a call without a session gets one of its own. A container has the file tree that `view`
-//! plans, with the host's own system or that of an image.
+//! The pool keeps a container for each session; a call without a session gets one of its own. A container has the file
+//! tree that `view` plans, with the host's own system or that of an image.
 //!
 //! It needs root: the runtimes make cgroups and devices, and the workspace is mounted under another owner.
 //!
 //! Known limits:
 //!
-//! - An exit code above 128 is taken for a signal, as runtimes report signals so; only gVisor's control socket tells them apart.
+//! - An exit code above 128 is taken for a signal, as runtimes report signals so; only gVisor's control socket tells
+//!   them apart.
 //! - A full private folder is seen by the command alone.
-//! - A program that does not start is explained by the runtime's own message. runc has none for a file that is no program: it ends with
+//! - A program that does not start is explained by the runtime's own message. runc has none for a file that is no
+//!   program: it ends with
 //!   code 1. If a command closes its input without reading it, runc passes the signal for a closed pipe on to it.
-//! - In gVisor, limits and figures are those of all commands in a sandbox and of gVisor's kernel together. Processes are neither limited nor
+//! - In gVisor, limits and figures are those of all commands in a sandbox and of gVisor's kernel together. Processes
+//!   are neither limited nor
 //!   counted. Output of other processes after the end of the first one is lost where `runsc` itself runs the command.
 //!
-//! In reading order: the container (`container.rs`, `cgroup_parent.rs`, `netns.rs`) and the commands in it (`commands.rs`, `gvisor.rs`,
-//! `gvisor_control.rs`); the runtime's program (`runtime.rs`); a container's files
+//! In reading order: the container (`container.rs`, `cgroup_parent.rs`, `netns.rs`) and the commands in it
+//! (`commands.rs`, `gvisor.rs`, `gvisor_control.rs`); the runtime's program (`runtime.rs`); a container's files
 //! (`container_dir.rs`, `bundle.rs`, `image.rs`, `layout.rs`) and id-mapped mounts (`idmap.rs`).
 
 mod bundle;
@@ -50,7 +53,7 @@ pub use self::options::{OciOptions, OciProblem, OciVersion, Rootfs};
 use self::runtime::Runtime;
 use crate::cgroup::Hierarchy;
 use crate::pool::{Backend, Pool, id_for, next_id, sandbox_by_pool};
-use crate::state_dir::{self, StateDir};
+use crate::state_dir::{self, StateDir, remove_emptied};
 use crate::supervise::host_process::NullSink;
 
 /// Runs commands in containers of an OCI runtime. Needs a Tokio runtime with I/O and time.
@@ -227,19 +230,6 @@ impl OciBackend {
 pub(crate) fn forget(level: Level, left: &Path) -> bool {
     container_dir::forget_containers(left, runtime::installed(level).as_deref());
     true
-}
-
-/// Removes a folder as soon as it is empty: placeholders in it go with the container, which is removed in the background.
-pub(crate) async fn remove_emptied(folder: &Path) {
-    const TRIES: usize = 500;
-    for _ in 0..TRIES {
-        match std::fs::remove_dir(folder) {
-            Err(error) if error.kind() == std::io::ErrorKind::DirectoryNotEmpty => {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-            _ => break,
-        }
-    }
 }
 
 /// Returns the problem of a runtime that reported this error, with a hint.
