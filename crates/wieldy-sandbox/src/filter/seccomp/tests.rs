@@ -134,7 +134,13 @@ fn a_program_that_calls_as_another_architecture_is_killed() {
 /// Runs a script in a folder, and returns its output.
 fn works(folder: &Path, script: &str) -> Result<String, String> {
     let Output { status, stdout, stderr } =
-        Command::new("bash").args(["-euo", "pipefail", "-c", script]).current_dir(folder).output().unwrap();
+        // A target folder that these tests were built in is locked while another cargo builds there.
+        Command::new("bash")
+            .args(["-euo", "pipefail", "-c", script])
+            .current_dir(folder)
+            .env_remove("CARGO_TARGET_DIR")
+            .output()
+            .unwrap();
     let text = String::from_utf8_lossy(&[stdout, stderr].concat()).into_owned();
     if status.success() { Ok(text) } else { Err(format!("{script}\n{status}\n{text}")) }
 }

@@ -418,7 +418,7 @@ while True:
     }
     stop.cancel();
     swapper.await.unwrap().unwrap();
-    say(&format!("(for information) with a swapper at work, {built} sandboxes were built and {refused} refused"));
+    crate::oci::say(&format!("with a swapper at work, {built} sandboxes were built and {refused} refused"));
     assert!(built > 0, "what is never built proves nothing");
 }
 
