@@ -215,6 +215,52 @@ impl FromStr for Network {
     }
 }
 
+/// A resource that a run may use up to a limit, by the name of its field in [`ResourceLimits`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Limit {
+    /// Processor time.
+    CpuMillicores,
+    /// Memory.
+    MemoryBytes,
+    /// Processes and threads.
+    Processes,
+    /// Open files.
+    OpenFiles,
+    /// Bytes written.
+    DiskBytes,
+    /// Files created.
+    DiskFiles,
+    /// Output that is stored.
+    OutputBytes,
+}
+
+impl Limit {
+    /// Returns the name, as in JSON.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::CpuMillicores => "cpu_millicores",
+            Self::MemoryBytes => "memory_bytes",
+            Self::Processes => "processes",
+            Self::OpenFiles => "open_files",
+            Self::DiskBytes => "disk_bytes",
+            Self::DiskFiles => "disk_files",
+            Self::OutputBytes => "output_bytes",
+        }
+    }
+
+    /// Returns true if the limit is a number of bytes.
+    pub fn is_in_bytes(self) -> bool {
+        matches!(self, Self::MemoryBytes | Self::DiskBytes | Self::OutputBytes)
+    }
+}
+
+impl std::fmt::Display for Limit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
 /// The resource limits of a run. A tool's own limits replace the executor's; a call may only lower them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
@@ -278,13 +324,13 @@ impl ResourceLimits {
     /// Returns each limit with its name.
     pub fn named(&self) -> [(&'static str, Option<u64>); 7] {
         [
-            ("cpu_millicores", self.cpu_millicores),
-            ("memory_bytes", self.memory_bytes),
-            ("processes", self.processes),
-            ("open_files", self.open_files),
-            ("disk_bytes", self.disk_bytes),
-            ("disk_files", self.disk_files),
-            ("output_bytes", self.output_bytes),
+            (Limit::CpuMillicores.as_str(), self.cpu_millicores),
+            (Limit::MemoryBytes.as_str(), self.memory_bytes),
+            (Limit::Processes.as_str(), self.processes),
+            (Limit::OpenFiles.as_str(), self.open_files),
+            (Limit::DiskBytes.as_str(), self.disk_bytes),
+            (Limit::DiskFiles.as_str(), self.disk_files),
+            (Limit::OutputBytes.as_str(), self.output_bytes),
         ]
     }
 

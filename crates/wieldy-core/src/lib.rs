@@ -145,7 +145,7 @@ pub use call::{
 };
 pub use clock::{DynamicTimeout, TIMEOUT_DEFAULT, TIMEOUT_MAX};
 pub use confinement::{
-    Command, Confinement, Feed, FileRules, Mount, Network, Place, ResourceLimits, SessionKey, Stdin, Terminal,
+    Command, Confinement, Feed, FileRules, Limit, Mount, Network, Place, ResourceLimits, SessionKey, Stdin, Terminal,
 };
 pub use confirm::{Answer, Confirmation, Confirmer, Consent, Digest, NoConsent};
 pub use duration::{parse_duration, parse_since};

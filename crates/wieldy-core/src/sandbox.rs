@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
 use crate::call::SandboxRef;
-use crate::confinement::{Command, Confinement, ResourceLimits, SessionKey};
+use crate::confinement::{Command, Confinement, Limit, ResourceLimits, SessionKey};
 use crate::error::{CallError, Code};
 
 /// A backend that runs processes at one isolation level. The executor gets one per level when it is built.
@@ -85,8 +85,8 @@ pub struct SandboxStatus {
 /// The enforcer of one limit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Enforcement {
-    /// The limit's name, as in [`ResourceLimits`].
-    pub limit: &'static str,
+    /// The limit.
+    pub limit: Limit,
     /// The enforcer.
     pub by: Enforcer,
 }
@@ -215,8 +215,8 @@ pub struct Exit {
 /// A limit that a run exceeded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Overrun {
-    /// The limit's name, as in [`ResourceLimits`].
-    pub limit: &'static str,
+    /// The limit.
+    pub limit: Limit,
     /// The allowed amount.
     pub allowed: u64,
     /// The amount that the run had used when the excess was noticed.
@@ -378,7 +378,7 @@ impl Overrun {
         };
         let error = CallError::new(Code::ResourceLimitExceeded, message)
             .suggest(format!("do with less; a higher `{limit}` is the operator's to give"))
-            .detail("limit", *limit)
+            .detail("limit", limit.as_str())
             .detail("allowed", *allowed)
             .detail("used", *used);
         match session_used {
@@ -389,7 +389,7 @@ impl Overrun {
 
     /// Formats an amount of the limited resource with its unit. Bytes are shown in MiB too.
     fn amount(&self, amount: u64) -> String {
-        if !self.limit.ends_with("_bytes") {
+        if !self.limit.is_in_bytes() {
             return amount.to_string();
         }
         format!("{:.1} MiB ({amount} bytes)", amount as f64 / f64::from(1 << 20))
@@ -437,14 +437,14 @@ mod tests {
         let error_of = |limit, allowed, used, session_used| Overrun { limit, allowed, used, session_used }.error();
         const MIB: u64 = 1 << 20;
         assert_eq!(
-            error_of("memory_bytes", 96 * MIB, 100 * MIB + 4096, None).message,
+            error_of(Limit::MemoryBytes, 96 * MIB, 100 * MIB + 4096, None).message,
             "the run passed its limit `memory_bytes`: it used 100.0 MiB (104861696 bytes), allowed are 96.0 MiB (100663296 bytes)"
         );
         assert_eq!(
-            error_of("memory_bytes", 120 * MIB, 80 * MIB, Some(120 * MIB)).message,
+            error_of(Limit::MemoryBytes, 120 * MIB, 80 * MIB, Some(120 * MIB)).message,
             "the session or sandbox passed its limit `memory_bytes`: its calls used 120.0 MiB (125829120 bytes) together, this one 80.0 MiB (83886080 bytes), allowed are 120.0 MiB (125829120 bytes)"
         );
-        let files = error_of("disk_files", 100, 3, Some(104));
+        let files = error_of(Limit::DiskFiles, 100, 3, Some(104));
         assert_eq!(
             files.message,
             "the session or sandbox passed its limit `disk_files`: its calls used 104 together, this one 3, allowed are 100"

@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
-use wieldy_core::{Confinement, Exit, Overrun, Place, ResourceLimits};
+use wieldy_core::{Confinement, Exit, Limit, Overrun, Place, ResourceLimits};
 
 /// The outcome of a command, with the figures that its session's quota needs.
 pub(crate) struct Ran {
@@ -20,8 +20,8 @@ pub(crate) struct Ran {
 const PLACES_MAX: usize = 10_000;
 
 /// The names of the limits, as in [`ResourceLimits`].
-const BYTES: &str = "disk_bytes";
-const FILES: &str = "disk_files";
+const BYTES: Limit = Limit::DiskBytes;
+const FILES: Limit = Limit::DiskFiles;
 
 /// The disk use of each session and sandbox. A session that loses its sandbox keeps its use.
 #[derive(Default)]
@@ -161,12 +161,12 @@ mod tests {
         Place::Session(SessionKey { tenant: None, agent: "a".into(), session: name.into() })
     }
 
-    fn passed(limit: &'static str, allowed: u64, used: u64) -> Option<Overrun> {
+    fn passed(limit: Limit, allowed: u64, used: u64) -> Option<Overrun> {
         Some(Overrun { limit, allowed, used, session_used: None })
     }
 
     /// Returns an overrun of a session's limit, with the use of the last call and of all calls.
-    fn session_passed(limit: &'static str, allowed: u64, used: u64, all: u64) -> Option<Overrun> {
+    fn session_passed(limit: Limit, allowed: u64, used: u64, all: u64) -> Option<Overrun> {
         Some(Overrun { limit, allowed, used, session_used: Some(all) })
     }
 
@@ -185,8 +185,8 @@ mod tests {
         let own = bytes("own");
         let first = disk_quota.charge(&own, ran(10, 0, passed(BYTES, 60, 61)));
         assert_eq!((first.overrun, left(&own)), (passed(BYTES, 60, 61), Some(39)));
-        let other = disk_quota.charge(&own, ran(10, 0, passed("processes", 1, 2)));
-        assert_eq!(other.overrun, passed("processes", 1, 2));
+        let other = disk_quota.charge(&own, ran(10, 0, passed(Limit::Processes, 1, 2)));
+        assert_eq!(other.overrun, passed(Limit::Processes, 1, 2));
     }
 
     #[test]

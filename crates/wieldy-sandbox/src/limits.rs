@@ -1,10 +1,10 @@
 //! Combines the report of a supervisor with the counters of the cgroup: the usage of a command, and the limit that it
 //! passed.
 
-use wieldy_core::{Ended, Overrun, ResourceLimits, Usage};
+use wieldy_core::{Ended, Limit, Overrun, ResourceLimits, Usage};
 
 use crate::cgroup::{GroupLimits, Peak, Used, Whose};
-use crate::supervise::protocol::{Limit, RunReport};
+use crate::supervise::protocol::{RunReport, WatchedLimit};
 use crate::supervise::watch::BLOCK_BYTES;
 
 /// Returns the limits of a cgroup that also contains `residents` processes of no command.
@@ -63,24 +63,30 @@ pub(crate) fn overrun_of_group(used: &Used, own: &ResourceLimits, whole: &Resour
     };
     if used.oom_kills.is_some_and(|kills| kills > 0) {
         let (own, whole) = (own.memory_bytes, whole.memory_bytes);
-        return overrun("memory_bytes", used.oom_kills_by, own, whole, used.memory_peak_bytes);
+        return overrun(Limit::MemoryBytes, used.oom_kills_by, own, whole, used.memory_peak_bytes);
     }
     if used.process_refusals.is_some_and(|proxy_denials| proxy_denials > 0) {
-        return overrun("processes", used.process_refusals_by, own.processes, whole.processes, used.processes_peak);
+        return overrun(
+            Limit::Processes,
+            used.process_refusals_by,
+            own.processes,
+            whole.processes,
+            used.processes_peak,
+        );
     }
     None
 }
 
-pub(crate) fn overrun(limit: Limit, used: u64, limits: &ResourceLimits, of_session: &ResourceLimits) -> Overrun {
+pub(crate) fn overrun(limit: WatchedLimit, used: u64, limits: &ResourceLimits, of_session: &ResourceLimits) -> Overrun {
     let (limit, allowed) = match limit {
-        Limit::DiskBytes => ("disk_bytes", limits.disk_bytes),
-        Limit::DiskFiles => ("disk_files", limits.disk_files),
-        Limit::Memory => ("memory_bytes", limits.memory_bytes),
-        Limit::SessionMemory { by_call } => {
+        WatchedLimit::DiskBytes => (Limit::DiskBytes, limits.disk_bytes),
+        WatchedLimit::DiskFiles => (Limit::DiskFiles, limits.disk_files),
+        WatchedLimit::Memory => (Limit::MemoryBytes, limits.memory_bytes),
+        WatchedLimit::SessionMemory { by_call } => {
             let (allowed, session_used) = (of_session.memory_bytes.unwrap_or(used), Some(used));
-            return Overrun { limit: "memory_bytes", allowed, used: by_call, session_used };
+            return Overrun { limit: Limit::MemoryBytes, allowed, used: by_call, session_used };
         }
-        Limit::Processes => ("processes", limits.processes),
+        WatchedLimit::Processes => (Limit::Processes, limits.processes),
     };
     let allowed = allowed.unwrap_or(used);
     // A use below the limit was too much only because earlier commands had used the rest.
@@ -92,7 +98,7 @@ pub(crate) fn overrun(limit: Limit, used: u64, limits: &ResourceLimits, of_sessi
 /// or was stopped: refused processes may explain why a run took too long.
 pub(crate) fn is_told(overrun: &Overrun, ended: Ended, was_stopped: bool) -> bool {
     match overrun.limit {
-        "processes" => ended != Ended::Code(0),
+        Limit::Processes => ended != Ended::Code(0),
         _ => !was_stopped,
     }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;
 use serde::Serialize;
-use wieldy::{Enforcement, Enforcer, Holds, Level, ProbeState, Probed, Report};
+use wieldy::{Enforcement, Enforcer, Holds, Level, Limit, ProbeState, Probed, Report};
 
 use crate::args::DoctorArgs;
 use crate::assemble;
@@ -195,7 +195,7 @@ fn limit(level: Level, enforcement: &Enforcement) -> Probed {
         Enforcer::Nobody => {
             let hint = match level {
                 Level::None => "this level limits next to nothing; use `native`",
-                Level::Gvisor if enforcement.limit == "processes" => {
+                Level::Gvisor if enforcement.limit == Limit::Processes => {
                     "gVisor's kernel has no such limit; that of memory holds, or use `runc`"
                 }
                 _ => "a control group sees to it; do what is advised for it above",
@@ -255,21 +255,21 @@ mod tests {
             cgroups: "v2",
             controllers: vec![probed("cpu", ProbeState::Fails, Some("delegate"))],
             limits: vec![
-                Enforcement { limit: "cpu_millicores", by: Enforcer::Nobody },
-                Enforcement { limit: "memory_bytes", by: Enforcer::Watcher },
+                Enforcement { limit: Limit::CpuMillicores, by: Enforcer::Nobody },
+                Enforcement { limit: Limit::MemoryBytes, by: Enforcer::Watcher },
             ],
             holds: vec![
                 Holds {
                     level: Level::Native,
                     limits: vec![
-                        Enforcement { limit: "cpu_millicores", by: Enforcer::Nobody },
-                        Enforcement { limit: "memory_bytes", by: Enforcer::Watcher },
+                        Enforcement { limit: Limit::CpuMillicores, by: Enforcer::Nobody },
+                        Enforcement { limit: Limit::MemoryBytes, by: Enforcer::Watcher },
                     ],
                     networks: vec!["none", "open", "hosts"],
                 },
                 Holds {
                     level: Level::Gvisor,
-                    limits: vec![Enforcement { limit: "processes", by: Enforcer::Nobody }],
+                    limits: vec![Enforcement { limit: Limit::Processes, by: Enforcer::Nobody }],
                     networks: vec!["none", "open"],
                 },
             ],
@@ -319,7 +319,7 @@ mod tests {
 
     #[test]
     fn a_limit_that_nobody_sees_to_comes_with_advice_for_the_level() {
-        let of = |level| limit(level, &Enforcement { limit: "processes", by: Enforcer::Nobody }).hint.unwrap();
+        let of = |level| limit(level, &Enforcement { limit: Limit::Processes, by: Enforcer::Nobody }).hint.unwrap();
         assert_eq!(of(Level::Gvisor), "gVisor's kernel has no such limit; that of memory holds, or use `runc`");
         assert_eq!(of(Level::None), "this level limits next to nothing; use `native`");
         assert_eq!(of(Level::Runc), "a control group sees to it; do what is advised for it above");
@@ -328,7 +328,7 @@ mod tests {
 
     #[test]
     fn a_limit_of_a_whole_sandbox_is_not_told_as_one_of_a_call() {
-        let told = limit(Level::Native, &Enforcement { limit: "processes", by: Enforcer::KernelPerSandbox });
+        let told = limit(Level::Native, &Enforcement { limit: Limit::Processes, by: Enforcer::KernelPerSandbox });
         assert_eq!(
             (told.state, told.told.as_str()),
             (ProbeState::Works, "the kernel, for all processes of a sandbox together")

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use serde_json::json;
 use wieldy_core::{
-    Backoff, Call, Code, Content, DynamicTimeout, Options, Outcome, ResourceLimits, RetryIf, RetryPolicy, Status,
-    ToolResult, ToolSpec,
+    Backoff, Call, Code, Content, DynamicTimeout, Limit, Options, Outcome, ResourceLimits, RetryIf, RetryPolicy,
+    Status, ToolResult, ToolSpec,
 };
 use wieldy_testkit::{Act, Puppet, World};
 
@@ -175,7 +175,7 @@ async fn a_run_that_reached_a_limit_before_it_was_stopped_says_so() {
     let spec = ToolSpec::new("t", "").read_only();
     let tool = wieldy_core::tool(spec, |_: serde_json::Value, run: wieldy_core::Run| async move {
         run.stop().cancelled().await;
-        let overrun = wieldy_core::Overrun { limit: "processes", allowed: 40, used: 40, session_used: None };
+        let overrun = wieldy_core::Overrun { limit: Limit::Processes, allowed: 40, used: 40, session_used: None };
         Ok(Outcome::text("half").failed(overrun.error()))
     });
     let world = World::new([std::sync::Arc::new(tool) as wieldy_core::SharedTool]);

@@ -25,7 +25,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 use wieldy_core::{
-    Command, Confinement, Enforcement, Enforcer, Exit, Level, OutputSink, Sandbox, SandboxError, SandboxId, SandboxRef,
+    Command, Confinement, Enforcement, Enforcer, Exit, Level, Limit, OutputSink, Sandbox, SandboxError, SandboxId,
+    SandboxRef,
 };
 
 use crate::limits::measured;
@@ -106,13 +107,13 @@ fn next_sandbox() -> SandboxRef {
 /// Returns the enforcer of each limit at this level.
 pub(crate) fn enforcement() -> Vec<Enforcement> {
     let by = [
-        ("cpu_millicores", Enforcer::Nobody),
-        ("memory_bytes", Enforcer::Nobody),
-        ("processes", Enforcer::Nobody),
-        ("open_files", Enforcer::KernelPerProcess),
-        ("disk_bytes", Enforcer::Nobody),
-        ("disk_files", Enforcer::Nobody),
-        ("output_bytes", Enforcer::Executor),
+        (Limit::CpuMillicores, Enforcer::Nobody),
+        (Limit::MemoryBytes, Enforcer::Nobody),
+        (Limit::Processes, Enforcer::Nobody),
+        (Limit::OpenFiles, Enforcer::KernelPerProcess),
+        (Limit::DiskBytes, Enforcer::Nobody),
+        (Limit::DiskFiles, Enforcer::Nobody),
+        (Limit::OutputBytes, Enforcer::Executor),
     ];
     by.map(|(limit, by)| Enforcement { limit, by }).into()
 }

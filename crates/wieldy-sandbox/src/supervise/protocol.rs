@@ -161,12 +161,12 @@ pub(crate) struct RunReport {
     #[serde(default)]
     pub(crate) files_made: u64,
     /// The limit that it passed, and the amount it used.
-    pub(crate) overrun: Option<(Limit, u64)>,
+    pub(crate) overrun: Option<(WatchedLimit, u64)>,
 }
 
 /// A limit that a supervisor enforces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Limit {
+pub(crate) enum WatchedLimit {
     DiskBytes,
     DiskFiles,
     Memory,

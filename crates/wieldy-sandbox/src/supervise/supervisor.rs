@@ -160,7 +160,7 @@ impl Supervisor {
 
     /// Waits until the command ends, its grace time after a stop order is over, or it passes a limit, which is
     /// returned.
-    fn wait_for_end(&self, tree: &mut Tree, watch: &mut Watch, grace_ms: u64) -> Option<(protocol::Limit, u64)> {
+    fn wait_for_end(&self, tree: &mut Tree, watch: &mut Watch, grace_ms: u64) -> Option<(protocol::WatchedLimit, u64)> {
         let mut deadline: Option<Instant> = None;
         let mut look_at = watch.is_needed().then(|| Instant::now() + WATCH_EVERY);
         let mut gone = false;

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use rustix::process::Pid;
 
 use super::memory::{Found, InFolders, Memory};
-use super::protocol::{Limit, RunLimits};
+use super::protocol::{RunLimits, WatchedLimit};
 use super::tree::Tree;
 
 /// The kernel counts blocks of this size, independent of the disk's own.
@@ -111,7 +111,7 @@ impl<'a> Watch<'a> {
     }
 
     /// Returns the limit that was passed, if one was, and the use.
-    pub(crate) fn check(&mut self, tree: &mut Tree) -> Option<(Limit, u64)> {
+    pub(crate) fn check(&mut self, tree: &mut Tree) -> Option<(WatchedLimit, u64)> {
         if !self.is_needed() {
             return None;
         }
@@ -119,7 +119,7 @@ impl<'a> Watch<'a> {
         let written = living.written_bytes() + tree.used().blocks_written * BLOCK_BYTES;
         let passed = |limit: Option<u64>, used: u64| limit.is_some_and(|limit| used > limit);
         if passed(self.limits.disk_bytes.map(|limit| limit.saturating_add(NOTED_BYTES)), written) {
-            return Some((Limit::DiskBytes, written));
+            return Some((WatchedLimit::DiskBytes, written));
         }
         let in_folders = InFolders { bytes: self.in_private().bytes, devices: &self.private_devices };
         let memory = self.memory.as_mut().map_or(0, |memory| memory.bytes(living.memory(), in_folders));
@@ -128,15 +128,15 @@ impl<'a> Watch<'a> {
 
     /// Returns the memory limit that a call with this many bytes has passed, if any. The session's limit also counts
     /// files that earlier calls left in private folders.
-    fn passed_in_memory(&self, bytes: u64) -> Option<(Limit, u64)> {
+    fn passed_in_memory(&self, bytes: u64) -> Option<(WatchedLimit, u64)> {
         let RunLimits { memory_bytes, session_memory_bytes, .. } = self.limits;
         if memory_bytes.is_some_and(|limit| bytes > limit) {
-            return Some((Limit::Memory, bytes));
+            return Some((WatchedLimit::Memory, bytes));
         }
         let of_session = bytes.saturating_add(self.private_before.bytes);
         session_memory_bytes
             .is_some_and(|limit| of_session > limit)
-            .then_some((Limit::SessionMemory { by_call: bytes }, of_session))
+            .then_some((WatchedLimit::SessionMemory { by_call: bytes }, of_session))
     }
 
     /// Returns the growth of the private folders since the start.
@@ -165,20 +165,20 @@ impl<'a> Watch<'a> {
     }
 
     /// Returns the disk limit that was passed, if one was.
-    pub(crate) fn check_disk(&mut self) -> Option<(Limit, u64)> {
+    pub(crate) fn check_disk(&mut self) -> Option<(WatchedLimit, u64)> {
         let in_workspace = self.taken();
         self.passed_by(in_workspace)
     }
 
     /// Returns the disk limit passed by the growth of private folders, or by this growth of the workspace.
-    fn passed_by(&self, in_workspace: Option<Taken>) -> Option<(Limit, u64)> {
+    fn passed_by(&self, in_workspace: Option<Taken>) -> Option<(WatchedLimit, u64)> {
         let passed = |limit: Option<u64>, used: u64| limit.is_some_and(|limit| used > limit);
         let in_private = self.in_private();
         std::iter::once(in_private).chain(in_workspace).find_map(|taken| {
             if passed(self.limits.disk_files, taken.files) {
-                return Some((Limit::DiskFiles, taken.files));
+                return Some((WatchedLimit::DiskFiles, taken.files));
             }
-            passed(self.limits.disk_bytes, taken.bytes).then_some((Limit::DiskBytes, taken.bytes))
+            passed(self.limits.disk_bytes, taken.bytes).then_some((WatchedLimit::DiskBytes, taken.bytes))
         })
     }
 
@@ -245,7 +245,7 @@ impl<'a> Watch<'a> {
 
     /// Returns the limit that an ended command ran into, as far as that can be seen. Disk limits that it passed are
     /// reported even if it succeeded; refusals by the kernel only if it failed.
-    pub(crate) fn at_the_end(&mut self, tree: &Tree) -> Option<(Limit, u64)> {
+    pub(crate) fn at_the_end(&mut self, tree: &Tree) -> Option<(WatchedLimit, u64)> {
         let status = tree.status()?;
         let written = tree.used().blocks_written * BLOCK_BYTES;
         let in_workspace = self.taken_in_the_end(written);
@@ -259,32 +259,32 @@ impl<'a> Watch<'a> {
             return cut_off;
         }
         if is_by_file_size(status) {
-            return Some((Limit::DiskBytes, self.limits.disk_bytes.unwrap_or(written)));
+            return Some((WatchedLimit::DiskBytes, self.limits.disk_bytes.unwrap_or(written)));
         }
         if self.limits.disk_bytes.is_some_and(|limit| written >= limit) {
-            return Some((Limit::DiskBytes, written));
+            return Some((WatchedLimit::DiskBytes, written));
         }
         // A process that the kernel refused more is close to its limit, and never above.
         let close = |limit: Option<u64>, used: u64| limit.is_some_and(|limit| used >= limit - limit / 10);
         let memory = tree.used().memory_peak_kib * 1024;
         if close(self.limits.memory_bytes, memory) {
-            return Some((Limit::Memory, memory));
+            return Some((WatchedLimit::Memory, memory));
         }
         if close(self.limits.processes, self.processes_peak) {
-            return Some((Limit::Processes, self.processes_peak));
+            return Some((WatchedLimit::Processes, self.processes_peak));
         }
         self.full_private()
     }
 
     /// Returns the limit of a private file system that is full, if one is, and the command's own part of it. Earlier
     /// commands of its session may have filled the rest.
-    fn full_private(&self) -> Option<(Limit, u64)> {
+    fn full_private(&self) -> Option<(WatchedLimit, u64)> {
         let own = self.in_private();
         self.private.iter().find_map(|place| {
             let state = rustix::fs::statvfs(place.as_c_str()).ok()?;
             match (state.f_bavail, state.f_ffree) {
-                (0, _) => Some((Limit::DiskBytes, own.bytes)),
-                (_, 0) => Some((Limit::DiskFiles, own.files)),
+                (0, _) => Some((WatchedLimit::DiskBytes, own.bytes)),
+                (_, 0) => Some((WatchedLimit::DiskFiles, own.files)),
                 _ => None,
             }
         })

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use wieldy_core::{
-    Ended, Level, Network, Overrun, Place, ResourceLimits, Sandbox, SandboxChange, SandboxError, SessionKey,
+    Ended, Level, Limit, Network, Overrun, Place, ResourceLimits, Sandbox, SandboxChange, SandboxError, SessionKey,
 };
 use wieldy_sandbox::{Native, NativeOptions, Oci, OciOptions};
 
@@ -161,7 +161,7 @@ async fn calls_of_a_session_share_its_disk_quota(level: Level) {
             break;
         }
     }
-    let Some(Overrun { limit: "disk_files", allowed: 2000, session_used: Some(all), .. }) = told else {
+    let Some(Overrun { limit: Limit::DiskFiles, allowed: 2000, session_used: Some(all), .. }) = told else {
         panic!("{told:?}")
     };
     assert!(all > 2000, "{all}");

@@ -17,8 +17,8 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use wieldy_core::secrets::PROTECTED;
 use wieldy_core::{
-    Breach, Command, Confinement, Ended, Enforcement, Enforcer, Exit, Network, OutputSink, Place, ResourceLimits,
-    SandboxError, SandboxRef, Stream, Usage,
+    Breach, Command, Confinement, Ended, Enforcement, Enforcer, Exit, Limit, Network, OutputSink, Place,
+    ResourceLimits, SandboxError, SandboxRef, Stream, Usage,
 };
 
 use super::api::Guest;
@@ -500,14 +500,14 @@ fn group_limits(limits: &ResourceLimits) -> GroupLimits {
 pub(crate) fn enforcement(hierarchy: &Hierarchy) -> Vec<Enforcement> {
     let cpu = if hierarchy.can(Controller::Cpu) { Enforcer::Kernel } else { Enforcer::Nobody };
     let by = [
-        ("cpu_millicores", cpu),
+        (Limit::CpuMillicores, cpu),
         // The guest has no more memory, and its agent enforces the limits of single calls.
-        ("memory_bytes", Enforcer::Kernel),
-        ("processes", Enforcer::Kernel),
-        ("open_files", Enforcer::KernelPerProcess),
-        ("disk_bytes", Enforcer::Watcher),
-        ("disk_files", Enforcer::Watcher),
-        ("output_bytes", Enforcer::Executor),
+        (Limit::MemoryBytes, Enforcer::Kernel),
+        (Limit::Processes, Enforcer::Kernel),
+        (Limit::OpenFiles, Enforcer::KernelPerProcess),
+        (Limit::DiskBytes, Enforcer::Watcher),
+        (Limit::DiskFiles, Enforcer::Watcher),
+        (Limit::OutputBytes, Enforcer::Executor),
     ];
     by.map(|(limit, by)| Enforcement { limit, by }).into()
 }

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use wieldy_core::{
-    Confinement, Enforcement, Enforcer, Level, Network, Place, SandboxError, SandboxId, SandboxRef, SessionKey,
+    Confinement, Enforcement, Enforcer, Level, Limit, Network, Place, SandboxError, SandboxId, SandboxRef, SessionKey,
 };
 
 use self::cgroup_parent::SessionParents;
@@ -349,14 +349,14 @@ impl NativeBackend {
 pub(crate) fn enforcement(hierarchy: &Hierarchy) -> Vec<Enforcement> {
     let kernel_or = |controller, otherwise| if hierarchy.can(controller) { Enforcer::Kernel } else { otherwise };
     let by = [
-        ("cpu_millicores", kernel_or(Controller::Cpu, Enforcer::Nobody)),
-        ("memory_bytes", kernel_or(Controller::Memory, Enforcer::Watcher)),
+        (Limit::CpuMillicores, kernel_or(Controller::Cpu, Enforcer::Nobody)),
+        (Limit::MemoryBytes, kernel_or(Controller::Memory, Enforcer::Watcher)),
         // Without the controller, the kernel counts the processes of the sandbox's own user.
-        ("processes", kernel_or(Controller::Pids, Enforcer::KernelPerSandbox)),
-        ("open_files", Enforcer::KernelPerProcess),
-        ("disk_bytes", Enforcer::Watcher),
-        ("disk_files", Enforcer::Watcher),
-        ("output_bytes", Enforcer::Executor),
+        (Limit::Processes, kernel_or(Controller::Pids, Enforcer::KernelPerSandbox)),
+        (Limit::OpenFiles, Enforcer::KernelPerProcess),
+        (Limit::DiskBytes, Enforcer::Watcher),
+        (Limit::DiskFiles, Enforcer::Watcher),
+        (Limit::OutputBytes, Enforcer::Executor),
     ];
     by.map(|(limit, by)| Enforcement { limit, by }).into()
 }

@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustix::process::Pid;
 use tokio_util::sync::CancellationToken;
 use wieldy_core::{
-    Command, Confinement, Ended, Enforcement, Enforcer, Exit, Network, OutputSink, SandboxError, SandboxId, Usage,
+    Command, Confinement, Ended, Enforcement, Enforcer, Exit, Limit, Network, OutputSink, SandboxError, SandboxId,
+    Usage,
 };
 
 use super::cgroup_parent;
@@ -152,7 +153,7 @@ impl NativeSandbox {
         order.limits.disk_bytes = limits.disk_bytes;
         order.limits.disk_files = limits.disk_files;
         order.limits.counts_files = confinement.place_limits.disk_files.is_some();
-        if self.record.enforcement().contains(&Enforcement { limit: "memory_bytes", by: Enforcer::Watcher }) {
+        if self.record.enforcement().contains(&Enforcement { limit: Limit::MemoryBytes, by: Enforcer::Watcher }) {
             order.limits.memory_bytes = limits.memory_bytes;
             order.limits.session_memory_bytes = confinement.place_limits.memory_bytes;
         }
@@ -302,7 +303,7 @@ impl Live for NativeSandbox {
             // What a command leaves in private folders is memory, too: its supervisor may have found none left for
             // itself.
             Err(error) if error.is_crash() => match overrun_of_group(&used, limits, self.record.limits()) {
-                Some(overrun) if overrun.limit == "memory_bytes" => {
+                Some(overrun) if overrun.limit == Limit::MemoryBytes => {
                     let (ended, usage) = (Ended::Signal(libc::SIGKILL), usage(Usage::default(), &used));
                     let (sandbox, breaches) = (self.record.made().clone(), listener.breaches());
                     let exit = Exit { ended, usage, sandbox, overrun: Some(overrun), breaches };

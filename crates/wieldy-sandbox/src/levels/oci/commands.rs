@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use tokio::io::Interest;
 use tokio_util::sync::CancellationToken;
-use wieldy_core::{Command, Confinement, Ended, Exit, Level, OutputSink, Overrun, ResourceLimits, SandboxError, Usage};
+use wieldy_core::{
+    Command, Confinement, Ended, Exit, Level, Limit, OutputSink, Overrun, ResourceLimits, SandboxError, Usage,
+};
 
 use super::bundle::{Doing, process};
 use super::cgroup_parent::{RaisedLimits, STARTING, group_limits};
@@ -23,7 +25,7 @@ use crate::denials::files::FileDenials;
 use crate::disk_quota::Ran;
 use crate::limits::{is_told, overrun_of_group};
 use crate::supervise::host_process::{HostProcess, blocking};
-use crate::supervise::protocol::Limit;
+use crate::supervise::protocol::WatchedLimit;
 use crate::supervise::run::{RunOutcome, prepare};
 use crate::supervise::supervisor::WATCH_EVERY;
 use crate::supervise::watch::BLOCK_BYTES;
@@ -90,7 +92,7 @@ impl Container {
         let usage = Usage { wall_ms, ..self.usage(&used, blocks_written * BLOCK_BYTES) };
         let of_disk = outcome.as_ref().ok().and_then(|outcome| overrun_of_disk(outcome, &confinement.limits));
         let was_stopped = stop.is_cancelled();
-        let of_group = self.overrun(&used, confinement).filter(|it| !was_stopped || it.limit == "processes");
+        let of_group = self.overrun(&used, confinement).filter(|it| !was_stopped || it.limit == Limit::Processes);
         let overrun = of_disk.or(of_group);
         let told = logged_error(&call.log);
         self.forget(number);
@@ -247,7 +249,7 @@ impl Container {
     /// the kernel sees gVisor's own processes only.
     fn overrun(&self, used: &Used, confinement: &Confinement) -> Option<Overrun> {
         let overrun = overrun_of_group(used, &confinement.limits, &self.limits);
-        overrun.filter(|overrun| self.made.level != Level::Gvisor || overrun.limit != "processes")
+        overrun.filter(|overrun| self.made.level != Level::Gvisor || overrun.limit != Limit::Processes)
     }
 }
 
@@ -256,11 +258,11 @@ fn overrun_of_disk(outcome: &RunOutcome, limits: &ResourceLimits) -> Option<Over
     let overrun =
         |limit, allowed: Option<u64>, used| Some(Overrun { limit, allowed: allowed?, used, session_used: None });
     match outcome.report.overrun {
-        Some((Limit::DiskBytes, used)) => overrun("disk_bytes", limits.disk_bytes, used),
-        Some((Limit::DiskFiles, used)) => overrun("disk_files", limits.disk_files, used),
+        Some((WatchedLimit::DiskBytes, used)) => overrun(Limit::DiskBytes, limits.disk_bytes, used),
+        Some((WatchedLimit::DiskFiles, used)) => overrun(Limit::DiskFiles, limits.disk_files, used),
         // A single file has reached the size that all files together may have.
         _ if outcome.ended == Ended::Signal(libc::SIGXFSZ) => {
-            overrun("disk_bytes", limits.disk_bytes, limits.disk_bytes?)
+            overrun(Limit::DiskBytes, limits.disk_bytes, limits.disk_bytes?)
         }
         _ => None,
     }

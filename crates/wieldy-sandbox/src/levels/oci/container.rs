@@ -19,8 +19,8 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use wieldy_core::{
-    Command, Confinement, Enforcement, Enforcer, Level, Network, OutputSink, Place, ResourceLimits, SandboxError,
-    SandboxRef,
+    Command, Confinement, Enforcement, Enforcer, Level, Limit, Network, OutputSink, Place, ResourceLimits,
+    SandboxError, SandboxRef,
 };
 
 use super::bundle::{Doing, Frame};
@@ -278,7 +278,7 @@ impl Container {
         stood.map_err(|told| match self.limits.memory_bytes {
             // The runtime has already removed the cgroup, whose counters would show more.
             Some(allowed) if told.contains("OOM-killed") => {
-                let told = too_little(&told, "memory_bytes", allowed);
+                let told = too_little(&told, Limit::MemoryBytes, allowed);
                 SandboxError::Creation { reason: format!("{level}: {told}") }
             }
             _ => unusable(level, told).at(level),
@@ -428,14 +428,14 @@ pub(crate) fn enforcement(level: Level, hierarchy: &Hierarchy) -> Vec<Enforcemen
     let kernel = |controller| if hierarchy.can(controller) { Enforcer::Kernel } else { Enforcer::Nobody };
     let processes = if level == Level::Gvisor { Enforcer::Nobody } else { kernel(Controller::Pids) };
     let by = [
-        ("cpu_millicores", kernel(Controller::Cpu)),
-        ("memory_bytes", kernel(Controller::Memory)),
-        ("processes", processes),
-        ("open_files", Enforcer::KernelPerProcess),
+        (Limit::CpuMillicores, kernel(Controller::Cpu)),
+        (Limit::MemoryBytes, kernel(Controller::Memory)),
+        (Limit::Processes, processes),
+        (Limit::OpenFiles, Enforcer::KernelPerProcess),
         // Private folders are limited to this size; a watcher counts what is written to the workspace.
-        ("disk_bytes", Enforcer::Watcher),
-        ("disk_files", Enforcer::Watcher),
-        ("output_bytes", Enforcer::Executor),
+        (Limit::DiskBytes, Enforcer::Watcher),
+        (Limit::DiskFiles, Enforcer::Watcher),
+        (Limit::OutputBytes, Enforcer::Executor),
     ];
     by.map(|(limit, by)| Enforcement { limit, by }).into()
 }

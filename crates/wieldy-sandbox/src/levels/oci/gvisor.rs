@@ -24,7 +24,7 @@ use super::runtime::{self, not_started};
 use crate::cgroup::{Group, Used};
 use crate::supervise::host_process::{HostProcess, disk_limits};
 use crate::supervise::pipes::Pipes;
-use crate::supervise::protocol::{Limit, RunReport};
+use crate::supervise::protocol::{RunReport, WatchedLimit};
 use crate::supervise::run::{RunOutcome, ended};
 use crate::supervise::supervisor::WATCH_EVERY;
 use crate::supervise::watch::Watch;
@@ -276,7 +276,7 @@ fn written_bytes(group: &Group) -> u64 {
 }
 
 /// Checks a workspace until more was written to it than is allowed.
-async fn check_disk(watch: Arc<Mutex<Watch<'static>>>) -> (Limit, u64) {
+async fn check_disk(watch: Arc<Mutex<Watch<'static>>>) -> (WatchedLimit, u64) {
     if watch.lock().unwrap_or_else(PoisonError::into_inner).is_needed() {
         loop {
             tokio::time::sleep(WATCH_EVERY).await;

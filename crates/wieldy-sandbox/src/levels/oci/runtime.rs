@@ -8,7 +8,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use wieldy_core::{Ended, Level, Network, SandboxError};
+use wieldy_core::{Ended, Level, Limit, Network, SandboxError};
 
 use crate::supervise::host_process::PATH;
 
@@ -88,7 +88,7 @@ pub(super) fn logged_error(log: &Path) -> Option<String> {
 }
 
 /// Returns the error message of a runtime with its reason: the limit left too little for the runtime itself.
-pub(super) fn too_little(told: &str, limit: &str, allowed: u64) -> String {
+pub(super) fn too_little(told: &str, limit: Limit, allowed: u64) -> String {
     format!("{told}; the limit `{limit}`, which is {allowed} here, leaves too little for the runtime itself")
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
-use wieldy_core::{Command, Confinement, Ended, Place, ResourceLimits, Sandbox, SandboxError, Stdin};
+use wieldy_core::{Command, Confinement, Ended, Limit, Place, ResourceLimits, Sandbox, SandboxError, Stdin};
 
 use super::arena::{Arena, is_root};
 use super::ending::groups;
@@ -193,7 +193,7 @@ async fn call(arena: &Arena, place: Place, ending: Ending) {
         Ending::Well | Ending::LeavingSomebody => matches!(found, Ok((Ended::Code(0), None))),
         Ending::Badly => matches!(found, Ok((Ended::Code(1), None))),
         Ending::BySignal => matches!(found, Ok((Ended::Signal(libc::SIGKILL), None))),
-        Ending::ByLimit => matches!(found, Ok((_, Some("disk_bytes")))),
+        Ending::ByLimit => matches!(found, Ok((_, Some(Limit::DiskBytes)))),
         Ending::Cancelled => matches!(found, Ok((Ended::Signal(_), None))),
         // If building the sandbox takes longer than the timeout, the command was not started.
         Ending::TimedOut => matches!(found, Ok((Ended::Signal(_), None)) | Err(SandboxError::Creation { .. })),

@@ -4,7 +4,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 
-use wieldy_core::{Confinement, Enforcer, Network, Overrun, Place, ResourceLimits, Sandbox};
+use wieldy_core::{Confinement, Enforcer, Limit, Network, Overrun, Place, ResourceLimits, Sandbox};
 
 use super::arena::{Arena, Ran, is_root};
 
@@ -73,7 +73,7 @@ fn open_up(arena: &Arena) {
 }
 
 /// Asserts that the overruns of a bomb name one of these limits, with the allowed amount and a plausible use.
-async fn overruns(script: &str, allowed: &[(&'static str, u64)]) {
+async fn overruns(script: &str, allowed: &[(Limit, u64)]) {
     for ran in bombed(script).await {
         let Some(Overrun { limit, allowed: allowance, used, .. }) = ran.exit.overrun.clone() else {
             panic!("{script}: {ran:?}")
@@ -85,16 +85,16 @@ async fn overruns(script: &str, allowed: &[(&'static str, u64)]) {
 
 /// Returns true if the kernel enforces this limit for a whole process tree here. If not, the supervisor does, or each
 /// process has its own limit.
-pub(super) async fn is_by_kernel(limit: &str) -> bool {
+pub(super) async fn is_by_kernel(limit: Limit) -> bool {
     let arena = Arena::new();
     let status = arena.native.create(&arena.confinement(Arena::session("asked"))).await.unwrap();
     let by = status.enforcement.iter().find(|enforcement| enforcement.limit == limit).unwrap().by;
     by == Enforcer::Kernel
 }
 
-const MEMORY: (&str, u64) = ("memory_bytes", 96 * MIB);
-const DISK: (&str, u64) = ("disk_bytes", 64 * MIB);
-const FILES: (&str, u64) = ("disk_files", 2000);
+const MEMORY: (Limit, u64) = (Limit::MemoryBytes, 96 * MIB);
+const DISK: (Limit, u64) = (Limit::DiskBytes, 64 * MIB);
+const FILES: (Limit, u64) = (Limit::DiskFiles, 2000);
 
 /// P-SBX-13.
 #[tokio::test]
@@ -111,7 +111,7 @@ os._exit(1)'";
     let roomy = ResourceLimits { memory_bytes: Some(1 << 30), ..limits() };
     for ran in bombed_within(roomy, script).await {
         let Some(overrun) = ran.exit.overrun.clone() else { panic!("{ran:?}") };
-        assert_eq!((overrun.limit, overrun.allowed), ("processes", 64));
+        assert_eq!((overrun.limit, overrun.allowed), (Limit::Processes, 64));
         assert!(ran.exit.usage.processes_peak <= 64 && overrun.used <= 66, "{ran:?}");
     }
 }
@@ -133,7 +133,10 @@ import os; os._exit(1)'";
     let roomy = ResourceLimits { memory_bytes: Some(1 << 30), ..limits() };
     for ran in bombed_within(roomy, script).await {
         assert!(ran.stdout.trim().parse::<u64>().unwrap() < 64, "{ran:?}");
-        assert_eq!(ran.exit.overrun.as_ref().map(|overrun| (overrun.limit, overrun.allowed)), Some(("processes", 64)));
+        assert_eq!(
+            ran.exit.overrun.as_ref().map(|overrun| (overrun.limit, overrun.allowed)),
+            Some((Limit::Processes, 64))
+        );
     }
 }
 
@@ -155,7 +158,7 @@ fn resident_kib() -> u64 {
 
 #[tokio::test]
 async fn a_memory_bomb_of_many_processes_is_ended() {
-    if !is_by_kernel("memory_bytes").await {
+    if !is_by_kernel(Limit::MemoryBytes).await {
         return overruns(
             "for i in {1..8}; do head -c 40M /dev/zero | tail -c 40M | (sleep 3; cat >/dev/null) & done; wait; exit 1",
             &[MEMORY],
@@ -357,9 +360,9 @@ async fn private_folders_are_limited_by_the_call_and_not_by_whoever_built_the_sa
     let files =
         "cd $(mktemp -d); python3 -c '\nfor i in range(5000): open(str(i), \"w\").close()'; sleep 0.3; echo fine";
     for (place, script, passed) in [
-        (Arena::session("one"), bytes, ("disk_bytes", 64 * MIB)),
-        (Arena::session("one"), files, ("disk_files", 2000)),
-        (Place::Own, bytes, ("disk_bytes", 64 * MIB)),
+        (Arena::session("one"), bytes, (Limit::DiskBytes, 64 * MIB)),
+        (Arena::session("one"), files, (Limit::DiskFiles, 2000)),
+        (Place::Own, bytes, (Limit::DiskBytes, 64 * MIB)),
     ] {
         let small = arena.confinement(place);
         let large = wieldy_core::Confinement { limits: large, ..small.clone() };
@@ -393,7 +396,7 @@ except OSError: print(len(made) + 3)'";
 
 #[tokio::test]
 async fn a_session_has_limits_of_its_own_for_all_of_its_calls() {
-    if !is_by_kernel("memory_bytes").await {
+    if !is_by_kernel(Limit::MemoryBytes).await {
         return super::arena::say("limits of a session as a whole: there is no writable cgroup here");
     }
     let mut arena = Arena::new();
@@ -418,14 +421,14 @@ async fn assert_exceed(arena: &Arena, one: &Confinement, two: &Confinement) {
     assert!(!overruns.is_empty());
     for overrun in overruns {
         let of_session = (overrun.limit, overrun.allowed, overrun.session_used);
-        assert_eq!(of_session, ("memory_bytes", 120 * MIB, Some(120 * MIB)), "{overrun:?}");
+        assert_eq!(of_session, (Limit::MemoryBytes, 120 * MIB, Some(120 * MIB)), "{overrun:?}");
         assert!(overrun.used > 0 && overrun.used <= 100 * MIB, "the call's own part: {overrun:?}");
     }
 }
 
 #[tokio::test]
 async fn a_session_with_several_sandboxes_has_no_more_than_one_with_one() {
-    if !is_by_kernel("memory_bytes").await {
+    if !is_by_kernel(Limit::MemoryBytes).await {
         return super::arena::say("limits of a session as a whole: there is no writable cgroup here");
     }
     let mut arena = Arena::new();
@@ -470,7 +473,7 @@ async fn what_a_session_writes_is_limited_for_all_of_its_calls() {
     }
     for confinement in [&without, &with] {
         let overrun = arena.run_in(confinement, &write("more")).await.unwrap().exit.overrun.unwrap();
-        assert_eq!((overrun.limit, overrun.allowed), ("disk_bytes", 70 * MIB));
+        assert_eq!((overrun.limit, overrun.allowed), (Limit::DiskBytes, 70 * MIB));
         let all = overrun.session_used.unwrap();
         assert!((70 * MIB..140 * MIB).contains(&all) && overrun.used < 70 * MIB, "{overrun:?}");
     }
@@ -487,8 +490,8 @@ async fn a_call_that_finds_its_sessions_private_folder_full_is_told_its_own_part
     arena.confinement.limits = ResourceLimits { disk_bytes: Some(20 * MIB), disk_files: Some(200), ..limits() };
     for place_limits in [arena.confinement.limits, ResourceLimits::default()] {
         for (first, second, limit, allowed) in [
-            ("head -c 14M /dev/zero > /tmp/one", "head -c 14M /dev/zero > /tmp/two", "disk_bytes", 20 * MIB),
-            ("touch /tmp/{1..120}", "touch /tmp/{201..320}", "disk_files", 200),
+            ("head -c 14M /dev/zero > /tmp/one", "head -c 14M /dev/zero > /tmp/two", Limit::DiskBytes, 20 * MIB),
+            ("touch /tmp/{1..120}", "touch /tmp/{201..320}", Limit::DiskFiles, 200),
         ] {
             let session = Arena::session(&format!("{limit} {}", place_limits.disk_files.is_some()));
             let confinement = Confinement { place_limits, ..arena.confinement(session) };
@@ -532,7 +535,7 @@ async fn what_a_session_makes_is_limited_for_all_of_its_calls() {
     }
     for (confinement, folder) in [(&without, "more"), (&with, "/tmp/more")] {
         let overrun = arena.run_in(confinement, &make(folder, 1500)).await.unwrap().exit.overrun.unwrap();
-        assert_eq!((overrun.limit, overrun.allowed), ("disk_files", 3000), "{folder}");
+        assert_eq!((overrun.limit, overrun.allowed), (Limit::DiskFiles, 3000), "{folder}");
         let all = overrun.session_used.unwrap();
         assert!((3001..6000).contains(&all) && overrun.used <= 1600, "{folder}: {overrun:?}");
     }
@@ -547,7 +550,7 @@ async fn what_a_session_makes_is_limited_for_all_of_its_calls() {
             break;
         }
     }
-    assert_eq!(told, Some(("disk_files", 3000)));
+    assert_eq!(told, Some((Limit::DiskFiles, 3000)));
     // Calls that make no file still work, and so does the neighbour. Wait, since files made just before a call count
     // for it.
     tokio::time::sleep(std::time::Duration::from_millis(100)).await;
@@ -558,7 +561,7 @@ async fn what_a_session_makes_is_limited_for_all_of_its_calls() {
 
 #[tokio::test]
 async fn a_sandbox_within_another_has_no_more_than_that_one() {
-    if !is_by_kernel("memory_bytes").await {
+    if !is_by_kernel(Limit::MemoryBytes).await {
         return super::arena::say("sandboxes within others: there is no writable cgroup here");
     }
     let mut arena = Arena::new();

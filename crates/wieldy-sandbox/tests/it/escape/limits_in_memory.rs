@@ -1,6 +1,6 @@
 //! Tests promise 10 for files in memory: those in `/dev/shm` and `/tmp` count to the memory limit.
 
-use wieldy_core::{Ended, Place, ResourceLimits};
+use wieldy_core::{Ended, Limit, Place, ResourceLimits};
 
 use super::arena::Arena;
 use super::limits::is_by_kernel;
@@ -16,7 +16,7 @@ fn arena() -> Arena {
 }
 
 /// Returns the limit that a script passed, with the allowed amount. A script that passed none must succeed.
-async fn passed(arena: &Arena, place: Place, script: &str) -> Option<(&'static str, u64)> {
+async fn passed(arena: &Arena, place: Place, script: &str) -> Option<(Limit, u64)> {
     let ran = arena.run_in(&arena.confinement(place), script).await.unwrap();
     let overrun = ran.exit.overrun.as_ref().map(|overrun| (overrun.limit, overrun.allowed));
     if overrun.is_none() {
@@ -39,7 +39,7 @@ async fn files_in_private_folders_count_to_the_memory() {
     ] {
         for place in [Place::Own, Arena::session("bomber")] {
             let passed = passed(&arena(), place.clone(), script).await;
-            assert_eq!(passed, Some(("memory_bytes", 96 * MIB)), "{script}: {place:?}");
+            assert_eq!(passed, Some((Limit::MemoryBytes, 96 * MIB)), "{script}: {place:?}");
         }
     }
 }
@@ -65,7 +65,7 @@ for _ in range(3): os.wait()";
 
 #[tokio::test]
 async fn files_that_a_session_leaves_count_to_its_memory() {
-    if is_by_kernel("memory_bytes").await {
+    if is_by_kernel(Limit::MemoryBytes).await {
         // There the kernel may kill the init of the sandbox, which is a crash for the call.
         return super::arena::say("files that a session leaves: the kernel counts them here, not the watcher");
     }
@@ -75,6 +75,6 @@ async fn files_that_a_session_leaves_count_to_its_memory() {
     let session = || Arena::session("writer");
     assert_eq!(passed(&arena, session(), &write("one")).await, None);
     assert_eq!(passed(&arena, session(), &format!("rm /tmp/one; {}", write("two"))).await, None);
-    assert_eq!(passed(&arena, session(), &write("three")).await, Some(("memory_bytes", 120 * MIB)));
+    assert_eq!(passed(&arena, session(), &write("three")).await, Some((Limit::MemoryBytes, 120 * MIB)));
     assert_eq!(passed(&arena, Arena::session("neighbour"), &write("three")).await, None);
 }

@@ -1,6 +1,6 @@
 //! Tests promise 10 for hidden ways to pass a limit, and for limits that a command passes without failing.
 
-use wieldy_core::{Ended, Enforcer, Level, Overrun, Place, ResourceLimits, Sandbox};
+use wieldy_core::{Ended, Enforcer, Level, Limit, Overrun, Place, ResourceLimits, Sandbox};
 
 use super::arena::{Arena, attacks, say};
 use super::limits::is_by_kernel;
@@ -32,7 +32,7 @@ fn limits() -> ResourceLimits {
 }
 
 /// Returns the limit that a script passes in a sandbox of its own, with the allowed amount, and its output.
-async fn passed(arena: &Arena, script: &str) -> (Option<(&'static str, u64)>, String) {
+async fn passed(arena: &Arena, script: &str) -> (Option<(Limit, u64)>, String) {
     let ran = arena.run_in(&arena.confinement(Place::Own), script).await.unwrap();
     let overrun = ran.exit.overrun.as_ref().map(|Overrun { limit, allowed, used, .. }| {
         assert!(*used >= allowed / 2 && *used < allowed * 20, "{script}: {ran:?}");
@@ -71,7 +71,7 @@ fn shared(mib: u32) -> [String; 6] {
 async fn memory_that_processes_share_counts(arena: Arena) {
     let arena = with(arena, ResourceLimits { disk_bytes: Some(1 << 30), ..limits() });
     for script in shared(400) {
-        assert_eq!(passed(&arena, &script).await, (Some(("memory_bytes", 96 * MIB)), String::new()), "{script}");
+        assert_eq!(passed(&arena, &script).await, (Some((Limit::MemoryBytes, 96 * MIB)), String::new()), "{script}");
     }
     // No memory counts twice, and memory that several processes share counts once.
     for script in shared(60) {
@@ -84,12 +84,12 @@ async fn memory_that_processes_share_counts(arena: Arena) {
 }
 
 async fn a_process_that_is_killed_for_memory_is_told_whatever_comes_after(arena: Arena) {
-    if !is_by_kernel("memory_bytes").await {
+    if !is_by_kernel(Limit::MemoryBytes).await {
         return say("what the kernel kills for memory: there is no writable cgroup here");
     }
     let arena = with(arena, limits());
     let script = "echo before; python3 -c 'x = bytearray(300 << 20)' 2>/dev/null; echo after";
-    let told = (Some(("memory_bytes", 96 * MIB)), "before\nafter\n".into());
+    let told = (Some((Limit::MemoryBytes, 96 * MIB)), "before\nafter\n".into());
     assert_eq!(passed(&arena, script).await, told);
     // Page cache does no harm: the kernel can free it.
     let cache = "head -c 60M /dev/zero > file; cat file file file > /dev/null; head -c 60M /dev/urandom > file; rm file; echo fine";
@@ -104,7 +104,7 @@ async fn what_is_cut_off_for_the_disk_is_told_whatever_comes_after(arena: Arena)
     let folders: &[&str] = if is_native { &[".", "/tmp", "/dev/shm"] } else { &["."] };
     for folder in folders {
         let script = format!("head -c 100M /dev/zero 2>/dev/null > {folder}/huge; echo after");
-        let told = (Some(("disk_bytes", 64 * MIB)), "after\n".to_owned());
+        let told = (Some((Limit::DiskBytes, 64 * MIB)), "after\n".to_owned());
         // If the limit was checked before the command was over, the command was ended.
         let found = passed(&arena, &script).await;
         assert!(found == told || found == (told.0, String::new()), "{folder}: {found:?}");
@@ -113,7 +113,7 @@ async fn what_is_cut_off_for_the_disk_is_told_whatever_comes_after(arena: Arena)
         assert_eq!(passed(&arena, &fine).await, (None, "fine\n".into()), "{folder}");
     }
     // A shell reports a signal by its exit code.
-    assert_eq!(passed(&arena, "truncate -s 500M sparse; exit $?").await.0, Some(("disk_bytes", 64 * MIB)));
+    assert_eq!(passed(&arena, "truncate -s 500M sparse; exit $?").await.0, Some((Limit::DiskBytes, 64 * MIB)));
 }
 
 #[tokio::test]
@@ -121,17 +121,17 @@ async fn private_folders_may_be_small() {
     let arena = with(Arena::new(), ResourceLimits { disk_bytes: Some(8 * MIB), ..limits() });
     for end in ["exit $?", "true"] {
         let script = format!("head -c 12M /dev/zero > /tmp/huge; {end}");
-        assert_eq!(passed(&arena, &script).await.0, Some(("disk_bytes", 8 * MIB)), "{end}");
+        assert_eq!(passed(&arena, &script).await.0, Some((Limit::DiskBytes, 8 * MIB)), "{end}");
     }
     let parts = "for i in 1 2 3; do head -c 4M /dev/zero > /tmp/$i || exit 1; done";
-    assert_eq!(passed(&arena, parts).await.0, Some(("disk_bytes", 8 * MIB)));
+    assert_eq!(passed(&arena, parts).await.0, Some((Limit::DiskBytes, 8 * MIB)));
     assert_eq!(passed(&arena, "head -c 6M /dev/zero > /tmp/some && echo fine").await, (None, "fine\n".into()));
     // The kernel takes the size 0 of a file system for no limit.
     let arena = with(arena, ResourceLimits { disk_bytes: Some(0), ..limits() });
     let script = "for i in {1..9}; do head -c 4M /dev/zero > /tmp/$i; done; exit 0";
     let ran = arena.run_in(&arena.confinement(Place::Own), script).await.unwrap();
     let overrun = ran.exit.overrun.as_ref().map(|overrun| (overrun.limit, overrun.allowed, overrun.used <= 4096));
-    assert_eq!(overrun, Some(("disk_bytes", 0, true)), "{ran:?}");
+    assert_eq!(overrun, Some((Limit::DiskBytes, 0, true)), "{ran:?}");
 }
 
 #[tokio::test]
@@ -149,7 +149,7 @@ async fn the_room_of_a_session_that_is_used_up_is_told_whatever_comes_after() {
         }
         told = ran.exit.overrun.map(|overrun| overrun.limit);
     }
-    assert_eq!(told, Some("disk_bytes"));
+    assert_eq!(told, Some(Limit::DiskBytes));
     // A call that writes nothing still works. Wait, since files written just before a call count for it.
     tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     let ran = arena.run_in(&confinement, "cat one | wc -c").await.unwrap();
@@ -167,7 +167,7 @@ async fn a_refused_process_that_a_command_gets_over_is_no_error(arena: Arena) {
 
 #[tokio::test]
 async fn a_run_that_is_stopped_tells_that_it_was_refused_processes() {
-    if !is_by_kernel("processes").await {
+    if !is_by_kernel(Limit::Processes).await {
         return say("a stopped run and its processes: the kernel does not count refusals here");
     }
     let arena = with(Arena::new(), ResourceLimits { processes: Some(12), ..limits() });
@@ -182,7 +182,7 @@ async fn a_run_that_is_stopped_tells_that_it_was_refused_processes() {
     };
     let (ran, ()) = tokio::join!(running, stopping);
     let overrun = ran.unwrap().exit.overrun.unwrap();
-    assert_eq!((overrun.limit, overrun.allowed), ("processes", 12));
+    assert_eq!((overrun.limit, overrun.allowed), (Limit::Processes, 12));
 }
 
 #[tokio::test]
@@ -191,8 +191,9 @@ async fn as_many_processes_as_are_allowed_can_be_had() {
     let made = arena.native.create(&arena.confinement(Arena::session("one"))).await.unwrap();
     let by = |limit| made.enforcement.iter().find(|known| known.limit == limit).unwrap().by;
     // A user who cannot write one cgroup controller cannot write the other either.
-    let expected = if by("memory_bytes") == Enforcer::Kernel { Enforcer::Kernel } else { Enforcer::KernelPerSandbox };
-    assert_eq!(by("processes"), expected);
+    let expected =
+        if by(Limit::MemoryBytes) == Enforcer::Kernel { Enforcer::Kernel } else { Enforcer::KernelPerSandbox };
+    assert_eq!(by(Limit::Processes), expected);
     let script = "for i in {1..7}; do sleep 0.3 & done; wait; echo fine";
     for place in [Place::Own, Arena::session("one")] {
         assert_eq!(arena.run(place, script).await, "fine\n");
@@ -204,5 +205,5 @@ async fn as_many_processes_as_are_allowed_can_be_had() {
     let one_more = "python3 -c 'import os, time\ntry:\n    for i in range(8):\n        \
                     if not os.fork(): time.sleep(1); os._exit(0)\nexcept OSError: time.sleep(0.2); raise'";
     let ran = arena.run_in(&arena.confinement(Arena::session("several")), &format!("exec {one_more}")).await.unwrap();
-    assert_eq!(ran.exit.overrun.map(|overrun| (overrun.limit, overrun.allowed)), Some(("processes", 8)));
+    assert_eq!(ran.exit.overrun.map(|overrun| (overrun.limit, overrun.allowed)), Some((Limit::Processes, 8)));
 }

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 use wieldy_core::{
-    Breach, Command, Confinement, Ended, Exit, FileRules, Level, Mount, Network, OutputSink, Place, ResourceLimits,
-    Sandbox, SandboxChange, SandboxError, SandboxId, SandboxStatus, SessionKey,
+    Breach, Command, Confinement, Ended, Exit, FileRules, Level, Limit, Mount, Network, OutputSink, Place,
+    ResourceLimits, Sandbox, SandboxChange, SandboxError, SandboxId, SandboxStatus, SessionKey,
 };
 use wieldy_sandbox::{Firecracker, FirecrackerOptions, IdleLimits};
 
@@ -369,7 +369,7 @@ async fn limits_are_seen_to() {
     let exit = world.run().await.unwrap();
     assert_eq!(world.printed.stdout(), "77\n");
     let overrun = exit.overrun.unwrap();
-    assert_eq!((overrun.limit, overrun.allowed), ("disk_bytes", 10 << 20));
+    assert_eq!((overrun.limit, overrun.allowed), (Limit::DiskBytes, 10 << 20));
 }
 
 #[tokio::test]

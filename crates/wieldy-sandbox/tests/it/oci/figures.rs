@@ -1,6 +1,6 @@
 //! Tests that the limits and usage of commands do not include the resources that runc itself needs.
 
-use wieldy_core::{Ended, Level, Overrun, Place, SandboxError};
+use wieldy_core::{Ended, Level, Limit, Overrun, Place, SandboxError};
 
 use super::{Driver, session};
 
@@ -33,7 +33,7 @@ async fn a_process_more_than_a_small_limit_allows_is_an_overrun() {
         world.confinement.limits.processes = Some(3);
         let exit = world.run().await.unwrap();
         let Overrun { limit, allowed, used, .. } = exit.overrun.unwrap();
-        assert_eq!((limit, allowed), ("processes", 3), "{place:?}");
+        assert_eq!((limit, allowed), (Limit::Processes, 3), "{place:?}");
         assert!((3..=6).contains(&used), "{used}");
     }
     driver.close().await;

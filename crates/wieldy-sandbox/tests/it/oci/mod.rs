@@ -30,7 +30,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use wieldy_core::{
-    CallError, Code, Confinement, Ended, Enforcement, Enforcer, Level, Network, Overrun, Place, ResourceLimits,
+    CallError, Code, Confinement, Ended, Enforcement, Enforcer, Level, Limit, Network, Overrun, Place, ResourceLimits,
     Sandbox, SandboxError, SessionKey, Terminal,
 };
 use wieldy_sandbox::{IdleLimits, Oci, OciOptions, OciProblem};
@@ -313,7 +313,7 @@ async fn too_much_memory_is_an_overrun(level: Level) {
     world.confinement.limits = limits;
     let exit = world.run().await.unwrap();
     let overrun = exit.overrun.unwrap();
-    assert_eq!((exit.ended, overrun.limit, overrun.allowed), (Ended::Signal(9), "memory_bytes", 100 << 20));
+    assert_eq!((exit.ended, overrun.limit, overrun.allowed), (Ended::Signal(9), Limit::MemoryBytes, 100 << 20));
     assert!(overrun.used > 90 << 20, "{overrun:?}");
     let mut enough = driver.world("perl", &["-e", "my $x = 'x' x 10_000_000; print length $x"]);
     enough.confinement.limits = limits;
@@ -329,7 +329,8 @@ async fn too_much_in_the_workspace_is_an_overrun(level: Level) {
     let many_names = "mkdir a; for i in {1..400}; do : >a/$i; done; sleep 1000";
     let session = session("s");
     for place in [Place::Own, session.clone(), session] {
-        for (script, limit, allowed) in [(many_files, "disk_bytes", 20 << 20), (many_names, "disk_files", 300)] {
+        for (script, limit, allowed) in [(many_files, Limit::DiskBytes, 20 << 20), (many_names, Limit::DiskFiles, 300)]
+        {
             let mut world = driver.bash(script);
             world.confinement.limits = limits;
             world.confinement.place = place.clone();
@@ -408,7 +409,7 @@ async fn too_many_processes_are_an_overrun() {
     world.confinement.place = session("s");
     world.confinement.limits.processes = Some(10);
     let exit = world.run().await.unwrap();
-    assert_eq!(exit.overrun, Some(Overrun { limit: "processes", allowed: 10, used: 10, session_used: None }));
+    assert_eq!(exit.overrun, Some(Overrun { limit: Limit::Processes, allowed: 10, used: 10, session_used: None }));
     drop(world);
     driver.close().await;
 }
@@ -418,7 +419,7 @@ async fn a_driver_tells_of_its_sandboxes_and_destroys_them(level: Level) {
     let world = driver.bash("echo ready; sleep 1000");
     let status = driver.oci.create(&world.confinement).await.unwrap();
     assert_eq!((status.sandbox.level, status.running, status.executed), (level, 0, 0));
-    assert!(status.enforcement.contains(&Enforcement { limit: "disk_bytes", by: Enforcer::Watcher }));
+    assert!(status.enforcement.contains(&Enforcement { limit: Limit::DiskBytes, by: Enforcer::Watcher }));
     let mut world = world;
     world.confinement.place = Place::Sandbox(status.sandbox.id.clone());
     let (world, running) = world.start();
