@@ -42,7 +42,7 @@ pub(super) fn measure(quick: bool) -> Result<Vec<Row>> {
         Contestant::new(BARE, |times| subject.repeat(times, &subject.bare, None)),
         Contestant::new(WARM, |times| subject.repeat(times, &subject.native, Some("bench"))),
         Contestant::new(POOLED, |times| subject.repeat_ready(times, &subject.pooled, || subject.pool.warm_sandboxes())),
-        Contestant::new(COLD, |times| subject.repeat_ready(times, &subject.cold, || subject.blanks.warm_inits())),
+        Contestant::new(COLD, |times| subject.repeat_ready(times, &subject.cold, || subject.warm_inits.warm_inits())),
     ];
     let peer = bubblewrap
         .map(|arguments| Contestant::new(BUBBLEWRAP, move |times| timed(times, || by_hand("bwrap", &arguments))));
@@ -106,7 +106,7 @@ pub(super) fn spin(duration: Duration, cold: bool) -> Result<()> {
     let (began, mut calls, mut took) = (Instant::now(), 0_u64, Duration::ZERO);
     while began.elapsed() < duration {
         took += match cold {
-            true => subject.repeat_ready(10, &subject.cold, || subject.blanks.warm_inits()),
+            true => subject.repeat_ready(10, &subject.cold, || subject.warm_inits.warm_inits()),
             false => subject.repeat(10, &subject.native, Some("bench")),
         };
         calls += 10;
@@ -122,7 +122,7 @@ struct Subject<'a> {
     cold: Executor,
     pooled: Executor,
     pool: Native,
-    blanks: Native,
+    warm_inits: Native,
     _workspace: tempfile::TempDir,
 }
 
@@ -131,13 +131,13 @@ impl<'a> Subject<'a> {
         let workspace = tempfile::tempdir()?;
         let options =
             |warm_sandboxes, warm_inits| NativeOptions { warm_sandboxes, warm_inits, ..NativeOptions::default() };
-        let (pool, blanks) = (Native::new(options(2, 2)), Native::new(options(0, 2)));
+        let (pool, warm_inits) = (Native::new(options(2, 2)), Native::new(options(0, 2)));
         Ok(Self {
             runtime,
             native: executor(workspace.path(), Native::new(options(0, 1)))?,
             bare: executor(workspace.path(), wieldy_sandbox::Unconfined::default())?,
-            cold: executor(workspace.path(), blanks.clone())?,
-            blanks,
+            cold: executor(workspace.path(), warm_inits.clone())?,
+            warm_inits,
             pooled: executor(workspace.path(), pool.clone())?,
             pool,
             _workspace: workspace,
