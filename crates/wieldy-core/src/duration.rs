@@ -40,7 +40,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
 pub fn parse_since(text: &str) -> Result<Timestamp, String> {
     let back = || parse_duration(text).ok().and_then(|back| Timestamp::now().checked_sub(back).ok());
     text.parse().ok().or_else(back).ok_or_else(|| {
-        format!("`{text}` is neither a time such as `2026-11-16T08:00:00Z` nor one back from now such as `2h`")
+        format!("`{text}` is neither a time such as `2026-11-16T08:00:00Z` nor an age such as `2h`")
     })
 }
 

@@ -125,7 +125,7 @@ fn arguments_of_a_hundred_megabytes_are_refused() {
 
     ----- stderr -----
     error[E3002]: the arguments are too large: at most 16777216 bytes and 128 levels
-    hint: put what is large into a file of the workspace, and name the file
+    hint: write large values to a file in the workspace, and pass its path
     ");
     // The refused call is recorded like any other, without the arguments.
     let page = world.json(&["history", "--json"]);

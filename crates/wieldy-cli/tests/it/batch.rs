@@ -72,7 +72,7 @@ fn nothing_more_is_begun_after_an_error_where_that_is_asked_for() {
     hint: look for it with `Glob`, such as `**/name*`, or with `List`
     [b] List: cancelled
     error[E3109]: skipped: the batch stops on errors, and `a` failed
-    hint: this call was not begun; see to the other one first
+    hint: this call was not started; first find out why the other call failed
 
     ----- stderr -----
     2 calls in [number] s: 0 succeeded, 1 failed, 1 skipped

@@ -333,7 +333,7 @@ fn what_runs_in_the_background_is_told_to_end_with_the_command() {
     ----- stdout -----
 
     ----- stderr -----
-    error[E3303]: what runs in the background belongs to a session, and this call is part of none
+    error[E3303]: background processes belong to a session, and this call has no session
     hint: make the call in a session, or wait for the command's end
     ");
 }
@@ -444,14 +444,13 @@ fn an_ordinary_user_is_told_which_rights_are_missing() {
     let closed = format!("{message} open `closed.txt`: it belongs to user {user} with mode 000\n{right}\n");
     assert_eq!(told(&["Read", "path=closed.txt"]), (Some(4), closed));
     assert_eq!(told(&["Read", "path=open.txt"]).0, Some(0));
-    let folder = format!("{message} write `folder/new`\n{right}, and `ls -ld 'folder'` tells owner and mode\n");
+    let folder = format!("{message} write `folder/new`\n{right}, and `ls -ld 'folder'` shows owner and mode\n");
     assert_eq!(told(&["Write", "path=folder/new", "content=x"]), (Some(4), folder));
     // The workspace itself is read-only.
     mode("", 0o555);
-    let here = format!("{message} write `new`\n{right}, and `ls -ld '.'` tells owner and mode\n");
+    let here = format!("{message} write `new`\n{right}, and `ls -ld '.'` shows owner and mode\n");
     assert_eq!(told(&["Write", "path=new", "content=x"]), (Some(4), here));
-    let read_only = "error[E3105]: the command was refused `new`: the workspace is read-only on this machine, and so it is in \
-        the sandbox\nhint: do without it, or write to `/tmp`; a person can make the workspace writable\n";
+    let read_only = "error[E3105]: the command was refused `new`: the workspace is read-only on this machine, so it is read-only in the sandbox too\nhint: do without it, or write to `/tmp`; a person can make the workspace writable\n";
     assert_eq!(told(&["Bash", "command=touch new"]), (Some(4), read_only.to_owned()));
     mode("", 0o755);
     assert_eq!(told(&["Bash", "command=touch new"]).0, Some(0));

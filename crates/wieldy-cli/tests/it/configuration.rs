@@ -478,7 +478,7 @@ fn toolchains_of_the_user_are_found_and_their_credentials_are_not() {
 
     ----- stderr -----
     error[E3105]: the command was refused `[root]/home/.cargo/bin/rustc-of-user`: this program is on the machine, but the sandbox does not show its folder; an operator adds the folder to `sandbox.mounts`, or sets `sandbox.toolchains` for a toolchain in the home folder
-    hint: do without it, or work in the workspace and in `/tmp`; what else there is, an operator grants
+    hint: do without it, or work in the workspace and in `/tmp`; an operator can allow more
     "#);
     let told = world.run(&[&["run", "--isolation", "native"], &not_shown[..], &["--", "rustc-of-user"]].concat());
     insta::assert_snapshot!(told, @r#"

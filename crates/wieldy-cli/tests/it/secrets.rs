@@ -125,7 +125,7 @@ fn no_tool_reads_the_files_that_hold_secrets_of_manifests() {
 
     ----- stderr -----
     error[E3105]: `.wieldy/tools/hub.key` is hidden, as secrets and the executor's own files are
-    hint: do without it; an operator shows a secret by `sandbox.shown`
+    hint: do without it; an operator can show it with `sandbox.shown`
     ");
     assert_snapshot!(world.run(&["call", "Bash", "command=cat .wieldy/tools/*"]), @r#"
     exit: 4
@@ -142,7 +142,7 @@ fn no_tool_reads_the_files_that_hold_secrets_of_manifests() {
 
     ----- stderr -----
     error[E3105]: the command was refused `.wieldy/tools/hub.key`: it is hidden, as secrets and the executor's own files are; `sandbox.shown` is where an operator shows a secret
-    hint: do without it, or work in the workspace and in `/tmp`; what else there is, an operator grants
+    hint: do without it, or work in the workspace and in `/tmp`; an operator can allow more
     "#);
     // A secret that is written in the manifest itself.
     let world = world.file(".wieldy/tools/login.toml", &MANIFEST.replace("x-${HUB}", "a-token-written-here"));
@@ -161,7 +161,7 @@ fn no_tool_reads_the_files_that_hold_secrets_of_manifests() {
     ----- stderr -----
     warning: `.wieldy/tools/login.toml` is in the workspace and holds a secret (login.environment.TOKEN), so it is hidden from tools; move it to ~/.config/wieldy, or write the secret as `${NAME}` or `{ file = "…" }`
     error[E3105]: `.wieldy/tools/login.toml` is hidden, as secrets and the executor's own files are
-    hint: do without it; an operator shows a secret by `sandbox.shown`
+    hint: do without it; an operator can show it with `sandbox.shown`
     "#);
 }
 

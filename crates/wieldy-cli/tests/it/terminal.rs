@@ -99,7 +99,7 @@ fn a_question_about_a_program_shows_where_and_how_it_would_run() {
       folder: [folder]
       isolation: native
       network: example.com
-      files that must stay as they are until it starts: run.sh
+      files that must not change until it starts: run.sh
     run it? [y/N] n
     error[E3005]: the call was not confirmed
     hint: do it another way, or ask the person why

@@ -28,7 +28,7 @@ fn the_list_has_a_line_per_tool() {
     GetState        state    reads   Tells how things stand for you now: your session, calls that run and wait, limits, tools that are left alone because they fail, tasks, and processes in the background
     Glob            files    reads   Finds files by a pattern such as `src/**/*.rs` and gives their paths, sorted
     List            files    reads   Lists what is in a folder, sorted, with sizes; folders end in `/`
-    ProcessList     shell    reads   Lists the processes in the background of this session, and how each of them stands
+    ProcessList     shell    reads   Lists the processes in the background of this session, and the state of each
     ProcessRead     shell    writes  Reads what a process in the background has printed since it was last read, and tells whether it runs or how it ended
     ProcessStop     shell    writes  Stops a process in the background with everything that it started, and returns what it had printed since it was last read
     ProcessWrite    shell    writes  Writes text to the input of a process in the background, and ends the input if asked to
@@ -197,7 +197,7 @@ fn everything_that_is_wrong_with_a_manifest_is_told_with_its_place() {
     warning: late.toml:1: tool `a`: there is no program `x` on the PATH
     warning: late.toml:6: tool `Read`: there is no program `x` on the PATH
     late.toml:1: tool `a`: `{nope}`: there is no argument `nope`
-    late.toml:6: tool `Read`: `Read` of command would hide the tool of builtin with the same name; give it another or a qualified one
+    late.toml:6: tool `Read`: `Read` of command would hide the tool of builtin with the same name; give it another name or a qualified one
     ");
     insta::assert_snapshot!(world.run(&["tools", "check", "typo.toml"]), @"
     exit: 2
@@ -209,11 +209,11 @@ fn everything_that_is_wrong_with_a_manifest_is_told_with_its_place() {
     insta::assert_snapshot!(world.run(&["tools", "check", "shadow.json", "--json"]), @r#"
     exit: 2
     ----- stdout -----
-    {"file":"shadow.json","ok":false,"tools":["Read"],"problems":[{"line":null,"tool":"Read","message":"`Read` of command would hide the tool of builtin with the same name; give it another or a qualified one"}],"warnings":[{"line":null,"tool":"Read","message":"there is no program `x` on the PATH"}]}
+    {"file":"shadow.json","ok":false,"tools":["Read"],"problems":[{"line":null,"tool":"Read","message":"`Read` of command would hide the tool of builtin with the same name; give it another name or a qualified one"}],"warnings":[{"line":null,"tool":"Read","message":"there is no program `x` on the PATH"}]}
 
     ----- stderr -----
     warning: shadow.json: tool `Read`: there is no program `x` on the PATH
-    shadow.json: tool `Read`: `Read` of command would hide the tool of builtin with the same name; give it another or a qualified one
+    shadow.json: tool `Read`: `Read` of command would hide the tool of builtin with the same name; give it another name or a qualified one
     "#);
     insta::assert_snapshot!(world.run(&["tools", "check", "broken.json"]), @"
     exit: 2
@@ -247,7 +247,7 @@ fn a_broken_manifest_is_left_out_alone_and_told() {
 
     ----- stderr -----
     [time]  WARN wieldy::assemble: the manifest `.wieldy/tools/bad.toml` cannot be used: .wieldy/tools/bad.toml:1: tool `a b`: `description` is missing, so it is left out; `wieldy tools check .wieldy/tools/bad.toml` prints everything that is wrong with it
-    [time]  WARN wieldy::assemble: the manifest `.wieldy/tools/clash.toml` cannot be used: `Read` of command would hide the tool of builtin with the same name; give it another or a qualified one, so it is left out; give the tool another name
+    [time]  WARN wieldy::assemble: the manifest `.wieldy/tools/clash.toml` cannot be used: `Read` of command would hide the tool of builtin with the same name; give it another name or a qualified one, so it is left out; give the tool another name
     ");
     assert_eq!(world.json(&["tools", "show", "greet", "--json"])["name"], "greet");
     let doctor = world.json(&["doctor", "--json"]);

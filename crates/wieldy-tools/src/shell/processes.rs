@@ -239,7 +239,7 @@ impl Process {
     pub(super) async fn write(&self, bytes: Vec<u8>) -> Result<(), RunError> {
         let sender = lock(&self.stdin).clone();
         let gone = || {
-            let message = format!("`{}` reads nothing more: it has ended, or its input was ended", self.id);
+            let message = format!("`{}` does not read input any more: it has ended, or its input was closed", self.id);
             RunError::invalid_input(message)
         };
         sender.ok_or_else(gone)?.send(bytes).await.map_err(|_| gone())

@@ -64,7 +64,7 @@ async fn p_fs_01_no_spelling_of_a_path_leads_outside() {
     let message = world.refusal("Read", json!({"path": "../outside/secret.txt"})).await;
     insta::assert_snapshot!(message, @"
     E3105: `../outside/secret.txt` leads outside the workspace
-    (give a path relative to the workspace, such as `src/main.rs`; what lies outside cannot be reached)
+    (give a path relative to the workspace, such as `src/main.rs`; paths outside it cannot be reached)
     ");
     // The folder above the workspace has no name in it, and deleting it is refused all the same.
     assert_all_refused(&world, "..", &[Code::FilesystemPolicyViolation, Code::InvalidInput]).await;
