@@ -216,7 +216,7 @@ impl Admission {
             biased;
             woken = &mut place.woken => {
                 if woken.is_err() {
-                    return Err(refusal(&place.requester, "and a tenant with fewer waiting calls took its place in the queue"));
+                    return Err(refusal(&place.requester, "and a tenant with fewer waiting calls took its place"));
                 }
                 place.taken = true;
                 Ok(self.slot(consent, place.requester.clone(), since.elapsed()))

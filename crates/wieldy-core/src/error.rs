@@ -37,10 +37,8 @@ pub struct CallError {
 impl CallError {
     /// Returns the error of a call that was open when its executor stopped.
     pub fn interrupted(repeatable: bool) -> Self {
-        let mut error = Self::new(
-            Code::OutcomeUnknown,
-            "the executor stopped while the call was open, so its outcome is unknown",
-        );
+        let mut error =
+            Self::new(Code::OutcomeUnknown, "the executor stopped while the call was open, so its outcome is unknown");
         error.retryable = repeatable;
         error.suggest(if repeatable {
             "call it again: repeating it does no harm"

@@ -348,8 +348,7 @@ impl<'a> Walk<'a> {
                 Err(Spent) => Box::pin(self.misfit_on_worker(outcome)).await,
                 in_place => in_place,
             };
-            let misfit =
-                misfit.unwrap_or_else(|Spent| Some("or is too complex to check".into()));
+            let misfit = misfit.unwrap_or_else(|Spent| Some("or is too complex to check".into()));
             outcome.failure = misfit.map(|misfit| {
                 let message = format!("the tool's answer does not fit its output schema {misfit}");
                 let advice =

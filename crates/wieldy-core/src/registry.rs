@@ -96,7 +96,7 @@ pub enum RegisterError {
     },
     /// A tool of another provider, or another tool of the same provider, already has the name.
     #[error(
-        "`{name}` of {newcomer} would hide the tool of {holder} with the same name; give it another name or a qualified one"
+        "`{name}` of {newcomer} would hide the tool of {holder} with the same name; give it another or a qualified name"
     )]
     Shadows {
         /// The name.

@@ -99,7 +99,7 @@ fn http_options(args: &ServeArgs, config: &Config, environment: &Environment) ->
 
 fn unable(error: HttpError, args: &ServeArgs) -> Failure {
     let hint = match (&error, args.listen) {
-        (HttpError::NoToken(_), _) => "name who may call under `[serve.tokens]`, or listen at 127.0.0.1",
+        (HttpError::NoToken(_), _) => "configure a token under `[serve.tokens]`, or listen at 127.0.0.1",
         (HttpError::Listen(..), Some(_)) => "choose another address or port",
         (HttpError::Listen(..), None) => "`--listen ADDRESS:PORT` or the key `serve.listen` chooses another one",
     };

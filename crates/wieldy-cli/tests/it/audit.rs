@@ -61,7 +61,7 @@ fn a_record_that_was_changed_is_named() {
     ----- stdout -----
 
     ----- stderr -----
-    error: the trail is broken at record 7: it was changed, or is not in its place
+    error: the trail is broken at record 7: it was changed or moved
     hint: what stands before that record is as it was written; compare with a backup
     ");
     let verdict = verdict(&world, &[]);

@@ -607,9 +607,9 @@ fn nothing_runs_where_the_history_cannot_be_used() {
     }
     insta::assert_snapshot!(all, @"
     error[E3111]: nothing was run, as it could not be recorded: cannot use the history `[root]/text/history.db`: file is not a database
-    hint: put it aside and start a new one, or bring back a backup (`wieldy history backup` makes one); `--state DIR` names another folder
+    hint: move it away and start a new one, or restore a backup (`wieldy history backup` makes one); `--state DIR` names another folder
     error: cannot use the history `[root]/text/history.db`: file is not a database
-    hint: put it aside and start a new one, or bring back a backup (`wieldy history backup` makes one); `--state DIR` names another folder
+    hint: move it away and start a new one, or restore a backup (`wieldy history backup` makes one); `--state DIR` names another folder
     error[E3111]: nothing was run, as it could not be recorded: cannot use the history `[root]/folder/history.db`: unable to open database file: [root]/folder/history.db
     hint: see that it can be reached and written to, and that the disk has room; `--state DIR` names another folder
     error: cannot use the history `[root]/folder/history.db`: unable to open database file: [root]/folder/history.db

@@ -192,8 +192,8 @@ fn what_is_wrong_with_the_door_is_told_before_it_opens() {
     ----- stdout -----
 
     ----- stderr -----
-    error: without a token only this machine may call, and 0.0.0.0:0 is an address that others reach
-    hint: name who may call under `[serve.tokens]`, or listen at 127.0.0.1
+    error: other machines can reach 0.0.0.0:0, so a token is required
+    hint: configure a token under `[serve.tokens]`, or listen at 127.0.0.1
     ");
     insta::assert_snapshot!(world.run(&["serve", "--set", "serve.listen=here"]), @"
     exit: 2

@@ -211,8 +211,11 @@ async fn a_tenant_that_floods_holds_up_no_other_however_many_agents_it_has() {
     assert!(slowest <= 2 * SECOND, "it waits for the next slot and for nobody else: {slowest:?}");
     let message_of = |result: &wieldy_core::ToolResult| result.error.as_ref().map(|error| error.message.clone());
     assert_eq!(flood.iter().filter(|result| message_of(result).is_none()).count(), 103, "nor is the flood forgotten");
-    assert_eq!(message_of(&flood[199]).as_deref(), Some("all 4 slots of the executor are taken, and the queue is full"));
-    let gave_way = "all 4 slots of the executor are taken, and a tenant with fewer waiting calls took its place in the queue";
+    assert_eq!(
+        message_of(&flood[199]).as_deref(),
+        Some("all 4 slots of the executor are taken, and the queue is full")
+    );
+    let gave_way = "all 4 slots of the executor are taken, and a tenant with fewer waiting calls took its place";
     assert_eq!(message_of(&flood[103]).as_deref(), Some(gave_way), "the last in line");
     world.check();
 }

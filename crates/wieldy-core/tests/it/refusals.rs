@@ -276,7 +276,7 @@ fn tools_cannot_hide_each_other() {
     let message = executor.register(from(git(), "read")).unwrap_err().to_string();
     assert_eq!(
         message,
-        "`read` of mcp:git would hide the tool of builtin with the same name; give it another name or a qualified one"
+        "`read` of mcp:git would hide the tool of builtin with the same name; give it another or a qualified name"
     );
     executor.register(from(git(), "git__status")).unwrap();
     let caller = Caller::local();

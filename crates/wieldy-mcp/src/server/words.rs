@@ -92,7 +92,7 @@ const SYNONYMS: [(&str, &str); 36] = [
     ("quota allowed allowance remaining left budget concurrency parallel once capacity maximum max", "limits state"),
     (
         "status state situation current currently now health executor environment setting configuration session",
-        "state stand now",
+        "state current",
     ),
     ("log trace debug verbose warning warn event happened message timeline diagnostic", "log events"),
     ("why wrong problem failure fail crash exception", "log failure error"),

@@ -89,7 +89,7 @@ impl Sqlite {
     fn check_in_place(&self) -> Result<(), StoreError> {
         match fs::metadata(&self.path) {
             Ok(file) if file.ino() == self.file => Ok(()),
-            _ => Err(StoreError::Unavailable(format!("the history `{}` is gone from its place", self.path.display()))),
+            _ => Err(StoreError::Unavailable(format!("the history `{}` was moved or deleted", self.path.display()))),
         }
     }
 }

@@ -121,7 +121,7 @@ async fn a_file_that_was_moved_away() {
             fs::rename(format!("{}{end}", moved.display()), format!("{}{end}", path.display())).unwrap();
         }
     };
-    check_promises(&history, begin, "is gone from its place", end).await;
+    check_promises(&history, begin, "was moved or deleted", end).await;
 }
 
 /// Immutable files, even for open descriptors, as on a disk with an I/O error. A read-only mount would be closer to

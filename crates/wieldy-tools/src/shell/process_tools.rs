@@ -79,7 +79,10 @@ pub(super) fn outcome_of(process: &Process, run: &Run) -> Outcome {
     let state = process.state();
     let UnreadOutput { bytes, lost } = process.take_unread();
     if lost > 0 {
-        run.output(Stream::Stdout, format!("[{lost} bytes before this are lost: they were not read in time]\n").as_bytes());
+        run.output(
+            Stream::Stdout,
+            format!("[{lost} bytes before this are lost: they were not read in time]\n").as_bytes(),
+        );
     }
     if !bytes.is_empty() {
         run.output(Stream::Stdout, &Vec::from(bytes));

@@ -49,7 +49,8 @@ impl Tool for GetState {
     fn spec(&self) -> ToolSpec {
         let mut spec = ToolSpec::new(
             "GetState",
-            "Tells the current state: your session, running and waiting calls, limits, tools whose circuit breaker is open, tasks, and background processes. Without a key it lists the keys.",
+            "Tells the current state: your session, running and waiting calls, limits, tools whose circuit \
+             breaker is open, tasks, and background processes. Without a key it lists the keys.",
         )
         .read_only()
         .category("state")

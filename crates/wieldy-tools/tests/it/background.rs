@@ -250,7 +250,9 @@ async fn the_newest_output_is_kept_and_the_loss_is_reported() {
     let result = world.call("ProcessRead", json!({"process": process})).await;
     let lost = 3_000_000 - UNREAD_BYTES_MAX;
     assert_eq!(result.structured.as_ref().unwrap()["lost_bytes"], lost);
-    assert!(result.text().starts_with(&format!("[{lost} bytes before this are lost: they were not read in time]\nxxx")));
+    assert!(
+        result.text().starts_with(&format!("[{lost} bytes before this are lost: they were not read in time]\nxxx"))
+    );
     assert!(result.artifact.is_some(), "what does not fit into a result is kept as an artifact");
 }
 

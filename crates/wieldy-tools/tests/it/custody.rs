@@ -251,8 +251,7 @@ async fn a_command_that_failed_after_a_denial_ends_with_a_violation() {
             "{result:?}"
         );
         assert_eq!((&error.message, json!(error.details)), (&message, json!({"path": path})));
-        let suggestion =
-            "do without it, or work in the workspace and in `/tmp`; an operator can allow more";
+        let suggestion = "do without it, or work in the workspace and in `/tmp`; an operator can allow more";
         assert_eq!(error.suggestion.as_deref(), Some(suggestion));
         assert_eq!(result.structured, Some(json!({"exit_code": 1, "refused": [line]})));
         expected.push((Some(number), line));
