@@ -195,7 +195,7 @@ fn pages_that_must_not_be_opened_are_not_even_shown_as_such() {
 
     ----- stderr -----
     error: cannot log in to the MCP server `mail`
-      caused by: it wants people to log in at a place that must not be opened: `javascript:alert(1)//$(reboot)\u{1b}[2J` begins with neither http:// nor https://
+      caused by: its login page must not be opened: `javascript:alert(1)//$(reboot)\u{1b}[2J` begins with neither http:// nor https://
     ");
 }
 

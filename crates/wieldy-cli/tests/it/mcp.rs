@@ -121,7 +121,7 @@ fn a_server_that_did_not_start_is_told_with_a_hint_that_fits_it() {
     let hints = [
         (
             "box",
-            "`docker` needs its daemon, which no sandbox shows: `isolation = \"none\"` under `[mcp.servers.box]` lets it start containers",
+            "`docker` needs its daemon, which no sandbox can reach: `isolation = \"none\"` under `[mcp.servers.box]` lets it start containers",
         ),
         (
             "lone",
@@ -131,7 +131,7 @@ fn a_server_that_did_not_start_is_told_with_a_hint_that_fits_it() {
             "old",
             "the address ends like one of the old transport HTTP+SSE, which wieldy does not speak: give the server's address for streamable HTTP as `url` under `[mcp.servers.old]`, often `/mcp` instead of `/sse`",
         ),
-        ("plain", "`wieldy mcp test plain` tells more"),
+        ("plain", "`wieldy mcp test plain` shows details"),
     ];
     let mut id = 1;
     for (server, hint) in hints {
@@ -256,7 +256,7 @@ fn a_client_gives_an_idempotency_key_in_the_meta_of_a_call() {
         assert_eq!(runs(), expected);
         for (id, wrong) in (4..).zip([json!(5), json!(""), json!("k".repeat(513))]) {
             let told = call(id, json!({"wieldy/idempotency-key": wrong}));
-            let message = "`_meta` has under `wieldy/idempotency-key` a text of 1 to 512 bytes, or nothing";
+            let message = "`wieldy/idempotency-key` in `_meta` must be a text of 1 to 512 bytes";
             assert_eq!(told["error"], json!({"code": -32602, "message": message}));
         }
         assert_eq!(runs(), expected, "a call with a wrong key does not run");

@@ -110,7 +110,7 @@ fn a_server_that_is_broken_does_not_hide_the_others_and_says_why() {
                 "broken",
                 "degraded",
                 "E3201",
-                "the MCP server `broken` cannot be reached: it ended with code 3; its last words: no luck"
+                "the MCP server `broken` cannot be reached: it ended with code 3; its last output: no luck"
             ],
             ["nobody", "degraded", "E3201", told[2][3]],
             ["other", "ready", null, null],
@@ -596,8 +596,8 @@ fn hints_name_the_setting_that_keeps_a_server_from_working() {
     assert_eq!(
         json!(hints),
         json!([
-            "`wieldy mcp test all` tells more",
-            "`docker` needs its daemon, which no sandbox shows: `isolation = \"none\"` under `[mcp.servers.box]` lets it start containers",
+            "`wieldy mcp test all` shows details",
+            "`docker` needs its daemon, which no sandbox can reach: `isolation = \"none\"` under `[mcp.servers.box]` lets it start containers",
             "wieldy lets this server reach no hosts but `a.test`: `network = \"open\"` or a list of hosts under `[mcp.servers.few]` changes that",
             "wieldy lets this server reach no network: `network = \"open\"` or a list of hosts under `[mcp.servers.lone]` changes that",
             "the address ends like one of the old transport HTTP+SSE, which wieldy does not speak: give the server's address for streamable HTTP as `url` under `[mcp.servers.old]`, often `/mcp` instead of `/sse`",
@@ -613,7 +613,7 @@ fn a_missing_program_of_a_server_is_named_without_the_whole_path() {
     exit: 2
     ----- stdout -----
     hub: E3301 CONFIGURATION: the MCP server `hub` cannot be used: there is no program `no-such-hub` in the 2 folders of PATH; install it, or write its whole path as `command`
-      hint: put the section `mcp.servers.hub` of the configuration right
+      hint: correct the section `mcp.servers.hub` of the configuration
 
     ----- stderr -----
     ");
@@ -622,7 +622,7 @@ fn a_missing_program_of_a_server_is_named_without_the_whole_path() {
     exit: 2
     ----- stdout -----
     hub: E3301 CONFIGURATION: the MCP server `hub` cannot be used: there is no program `[root]/work/bin/hub` that can be run
-      hint: put the section `mcp.servers.hub` of the configuration right
+      hint: correct the section `mcp.servers.hub` of the configuration
 
     ----- stderr -----
     ");

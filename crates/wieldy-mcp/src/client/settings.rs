@@ -64,7 +64,7 @@ impl ServerSettings {
                 let command = Path::new(&program.command.program).file_name().and_then(|name| name.to_str());
                 if let Some(command) = command.filter(|command| CONTAINERS.contains(command)) {
                     return Some(format!(
-                        "`{command}` needs its daemon, which no sandbox shows: `isolation = \"none\"` under `[mcp.servers.{name}]` lets it start containers"
+                        "`{command}` needs its daemon, which no sandbox can reach: `isolation = \"none\"` under `[mcp.servers.{name}]` lets it start containers"
                     ));
                 }
                 let reaches = match &program.confinement.network {
@@ -93,7 +93,7 @@ pub(super) const CONTAINERS: [&str; 3] = ["docker", "nerdctl", "podman"];
 /// times out.
 const UNREACHED: [&str; 14] = [
     "wieldy's setting `network`",
-    "did not tell its tools",
+    "did not list its tools",
     "eai_again",
     "econnrefused",
     "enetunreach",

@@ -110,7 +110,7 @@ impl Endpoint {
         B::Error: std::fmt::Display,
     {
         let Some(caller) = request.extensions().get::<Arc<Caller>>().cloned() else {
-            return plain_text(StatusCode::INTERNAL_SERVER_ERROR, "nobody established who calls");
+            return plain_text(StatusCode::INTERNAL_SERVER_ERROR, "the caller of the request is unknown");
         };
         let session = match request.headers().get(SESSION) {
             None => None,
@@ -310,7 +310,7 @@ fn refusal(body: &[u8]) -> Option<Refused> {
     }
     match serde_json::from_slice(body) {
         Ok(Value::Array(_)) => {
-            let one = "a request is one message; several at once are part of revision 2025-03-26 only";
+            let one = "a request must be one message; only revision 2025-03-26 allows batches";
             Some(Refused::invalid(None, one))
         }
         Ok(value) => stdio::parse(value).err(),

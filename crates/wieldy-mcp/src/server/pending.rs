@@ -122,10 +122,10 @@ impl PendingRequests {
         match message {
             // Two pending requests with one id would get indistinguishable responses.
             JsonRpcMessage::Request(request) if self.requests.contains_key(&request.id) => {
-                Err(Refused::invalid(None, "the id is that of a request that has no answer yet"))
+                Err(Refused::invalid(None, "a request with this id is still open"))
             }
             JsonRpcMessage::Request(request) if self.requests.len() >= requests_max => {
-                let error = ErrorData::new(TOO_MANY, "too many requests have no answer yet", None);
+                let error = ErrorData::new(TOO_MANY, "too many requests are open", None);
                 Err(Refused { id: Some(request.id.clone()), error })
             }
             JsonRpcMessage::Request(request) => {
@@ -291,7 +291,7 @@ mod tests {
         pending.register(&ping(1), None, 1).unwrap();
         let refused = pending.refuse(Refused::invalid(Some(RequestId::Number(1)), "no"), None).unwrap();
         pending.written(&refused);
-        let told = "the id is that of a request that has no answer yet";
+        let told = "a request with this id is still open";
         assert_eq!(pending.register(&ping(1), None, 1).err(), Some(Refused::invalid(None, told)));
         let line = pending.answer(pong(1)).unwrap();
         assert!(pending.register(&ping(2), None, 1).is_err(), "as long as it is not written");

@@ -73,9 +73,7 @@ pub(crate) fn list(
 pub(crate) fn templates() -> ListResourceTemplatesResult {
     let template = ResourceTemplate::new(format!("{ARTIFACT_SCHEME}{{id}}{{?offset,length}}"), "artifact")
         .with_title("The whole output of a call")
-        .with_description(
-            "Results name the artifact that has what they had no room for; `offset` and `length` are bytes",
-        );
+        .with_description("Results name the artifact if their output was too large; `offset` and `length` are bytes");
     ListResourceTemplatesResult { resource_templates: vec![template], ..ListResourceTemplatesResult::default() }
 }
 

@@ -79,7 +79,7 @@ impl UrlRules {
     /// Checks a URL before it is requested or opened in a browser.
     pub(super) fn check(&self, text: &str) -> Result<(), String> {
         let shown: String = text.chars().take(200).flat_map(char::escape_default).collect();
-        let url = Url::parse(text).map_err(|_| format!("`{shown}` is no address"))?;
+        let url = Url::parse(text).map_err(|_| format!("`{shown}` is not a URL"))?;
         match url.scheme() {
             "https" => {}
             "http" if self.server.scheme() == "http" => {}
@@ -88,13 +88,13 @@ impl UrlRules {
         }
         let Some(host) = url.host_str() else { return Err(format!("`{shown}` has no host")) };
         if !url.username().is_empty() || url.password().is_some() {
-            return Err(format!("`{shown}` names a user"));
+            return Err(format!("`{shown}` contains a user name"));
         }
         let is_allowed = match literal(host) {
             Some(ip) => self.allows(host, ip),
             None => !is_localhost(host) || self.allows(host, Ipv4Addr::LOCALHOST.into()),
         };
-        if is_allowed { Ok(()) } else { Err(format!("`{shown}` is not out in the open, as the server is")) }
+        if is_allowed { Ok(()) } else { Err(format!("`{shown}` is not a public address")) }
     }
 
     /// Returns true if this address of a host may be used.
@@ -118,7 +118,7 @@ impl Resolve for UrlRules {
             let found: Vec<SocketAddr> = tokio::net::lookup_host((host, 0)).await?.collect();
             let allowed: Vec<SocketAddr> = found.into_iter().filter(|found| rules.allows(host, found.ip())).collect();
             if allowed.is_empty() {
-                return Err(format!("`{host}` is not out in the open, as the server is").into());
+                return Err(format!("`{host}` is not a public address").into());
             }
             Ok(Box::new(allowed.into_iter()) as Addrs)
         })
@@ -222,7 +222,7 @@ mod tests {
     async fn names_are_looked_at_by_where_they_lead() {
         let rules = UrlRules::new(&Url::parse("https://hub.example/mcp").unwrap(), false);
         let error = rules.resolve("localhost".parse().unwrap()).await.err().unwrap();
-        assert_eq!(error.to_string(), "`localhost` is not out in the open, as the server is");
+        assert_eq!(error.to_string(), "`localhost` is not a public address");
         let rules = UrlRules::new(&Url::parse("http://127.0.0.1/mcp").unwrap(), false);
         assert!(rules.resolve("localhost".parse().unwrap()).await.is_ok());
     }

@@ -151,19 +151,19 @@ fn short(error: &CallError) -> (&str, &str) {
 async fn answers_that_are_none_are_told_as_such() {
     type Answer = fn(&Value) -> Response;
     let cases: [(Answer, &str); 9] = [
-        (|_| plain(200, "application/json", "{\"jsonrpc\":"), "answered: the answer is none that MCP knows"),
-        (|_| plain(200, "application/json", "\u{0}\u{1}"), "answered: the answer is none that MCP knows"),
-        (|_| plain(200, "text/html", "<h1>Hello</h1>"), "answered: a page for people"),
-        (|_| plain(200, "image/png", "x"), "answered: something that is neither JSON nor a stream of events"),
+        (|_| plain(200, "application/json", "{\"jsonrpc\":"), "answered: a response that is not valid MCP"),
+        (|_| plain(200, "application/json", "\u{0}\u{1}"), "answered: a response that is not valid MCP"),
+        (|_| plain(200, "text/html", "<h1>Hello</h1>"), "answered: an HTML page"),
+        (|_| plain(200, "image/png", "x"), "answered: neither JSON nor an event stream"),
         (|_| plain(200, "text/plain", ""), "answered: nothing"),
         (|_| StatusCode::ACCEPTED.into_response(), "answered: nothing"),
         (
             |_| json_answer(200, &json!({"jsonrpc": "2.0", "id": 999, "result": {"content": []}})),
-            "answered: the answer to something else",
+            "answered: a response to another request",
         ),
         (
             |_| json_answer(200, &json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})),
-            "answered: something that is no answer to what it was asked",
+            "answered: a response of the wrong type",
         ),
         (|_| plain(418, "text/plain", "I am\u{7} a teapot"), "answered: HTTP 418 (I'm a teapot): I am\u{7} a teapot"),
     ];
@@ -218,7 +218,10 @@ async fn who_is_not_known_is_told_to_log_in_and_who_is_refused_is_told_so() {
     assert_eq!(short(&error), ("E3301", "refuses access"));
     let error = of(403, Some(challenge)).await;
     assert_eq!(error.details["scope"], "files:read files:write");
-    assert_eq!(error.suggestion.unwrap(), "`wieldy mcp login test` with these among the `scopes` of its `oauth`");
+    assert_eq!(
+        error.suggestion.unwrap(),
+        "add the scopes in `details.scope` to `mcp.servers.test.oauth.scopes`, then run `wieldy mcp login test`"
+    );
 }
 
 #[tokio::test]
@@ -287,7 +290,7 @@ async fn redirects_are_followed_only_within_the_server() {
         if status < 307 {
             let reason = StatusCode::from_u16(status).unwrap();
             let told = format!(
-                "cannot be used: it redirects to itself by HTTP {status} ({}), which is not followed",
+                "cannot be used: it redirects to itself with HTTP {status} ({}), which wieldy does not follow",
                 reason.canonical_reason().unwrap()
             );
             assert_eq!(short(&within.error.unwrap()), ("E3301", &*told));
@@ -358,7 +361,7 @@ async fn answers_of_any_size_cost_little() {
             "cannot be reached: it sent a message of more than 16 MiB",
         ),
         (|body| plain(500, "text/html", body), "cannot be reached: HTTP 500 (Internal Server Error)"),
-        (|body| plain(200, "text/html", body), "answered: a page for people"),
+        (|body| plain(200, "text/html", body), "answered: an HTML page"),
     ];
     let before = super::misbehaving::resident_bytes();
     for (answer, message) in cases {
@@ -447,7 +450,7 @@ async fn addresses_and_headers_that_cannot_be_used_are_told_without_secrets() {
         stage.state()["error"]["message"].as_str().unwrap().to_owned()
     };
     let begin = "the MCP server `test` cannot be used: ";
-    assert_eq!(of("nowhere", &[]).await, format!("{begin}`nowhere` is no address: relative URL without a base"));
+    assert_eq!(of("nowhere", &[]).await, format!("{begin}`nowhere` is not a URL: relative URL without a base"));
     assert_eq!(
         of("file:///etc/passwd", &[]).await,
         format!("{begin}`file:///etc/passwd` begins with neither http:// nor https://")
@@ -459,7 +462,7 @@ async fn addresses_and_headers_that_cannot_be_used_are_told_without_secrets() {
     );
     assert_eq!(
         of(url, &[("Mcp-Session-Id", "x")]).await,
-        format!("{begin}the header `Mcp-Session-Id` is not ours to set")
+        format!("{begin}the header `Mcp-Session-Id` cannot be set: wieldy sets it itself")
     );
     assert_eq!(
         of("http://no-such-host.invalid/mcp?key=secret", &[]).await.split(": ").take(3).collect::<Vec<_>>(),

@@ -182,9 +182,9 @@ async fn names_of_servers_are_checked() {
     assert_eq!(refused(&["a b"]), "`a b` cannot be the name of an MCP server");
     assert_eq!(
         refused(&["a__b"]),
-        "`a__b` cannot be the name of an MCP server: `__` stands between the names of a server and a tool"
+        "`a__b` cannot be the name of an MCP server: `__` separates the names of a server and a tool"
     );
-    assert_eq!(refused(&["a", "a"]), "there are two MCP servers of the name `a`");
+    assert_eq!(refused(&["a", "a"]), "two MCP servers have the name `a`");
 }
 
 #[tokio::test]

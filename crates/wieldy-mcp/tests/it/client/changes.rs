@@ -196,7 +196,10 @@ async fn a_server_that_opens_no_other_session_is_introduced_to_anew() {
     let error = stage.error("echo").await;
     assert_eq!(
         (error.retryable, error.message.as_str()),
-        (true, "the MCP server `test` cannot be reached: it has forgotten the session and opens no other: not so")
+        (
+            true,
+            "the MCP server `test` cannot be reached: it does not know the session any more and opens no new one: not so"
+        )
     );
     until(|| stage.state()["error"]["details"]["retry_after_ms"] == 0).await;
     assert_eq!(stage.call("echo", "anew").await.text(), "anew");

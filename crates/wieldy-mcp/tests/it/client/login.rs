@@ -454,7 +454,7 @@ async fn the_answer_must_be_the_one_to_the_question() {
         let state = url.query_pairs().find(|(name, _)| name == "state").unwrap().1.into_owned();
         chain(&login.finish(&to(&format!("state={state}{query}"))).await.unwrap_err())
     };
-    assert_eq!(answer("").await, "this is no answer to a login");
+    assert_eq!(answer("").await, "this is not the answer to a login");
     assert_eq!(
         answer("&error=access_denied&error_description=not%20today").await,
         "the login was refused: access_denied: not today"
@@ -462,7 +462,7 @@ async fn the_answer_must_be_the_one_to_the_question() {
     let wrong = answer("&code=x&iss=https://evil.example").await;
     assert!(wrong.contains("issuer mismatch"), "{wrong}");
     assert!(answer("&code=guessed").await.starts_with("the login was not completed: "));
-    assert_eq!(begin().await.finish("no address").await.unwrap_err().to_string(), "this is no answer to a login");
+    assert_eq!(begin().await.finish("no address").await.unwrap_err().to_string(), "this is not the answer to a login");
     assert!(!pair.file().exists());
     assert_eq!(pair.books().asked.len(), 1, "a code goes nowhere unless all is right");
 }
@@ -498,20 +498,20 @@ async fn places_that_must_not_be_opened_or_asked_are_not() {
         pair.books().told = json!({"authorization_endpoint": place});
         chain(&pair.log_in().await.unwrap_err())
     };
-    let begin = "it wants people to log in at a place that must not be opened: ";
+    let begin = "its login page must not be opened: ";
     assert_eq!(
         page("javascript:alert(1)//").await,
         format!("{begin}`javascript:alert(1)//` begins with neither http:// nor https://")
     );
     assert_eq!(
         page("http://10.0.0.1/;$(reboot)").await,
-        format!("{begin}`http://10.0.0.1/;$(reboot)` is not out in the open, as the server is")
+        format!("{begin}`http://10.0.0.1/;$(reboot)` is not a public address")
     );
     assert_eq!(
         page("file://localhost/etc/passwd").await,
         format!("{begin}`file://localhost/etc/passwd` begins with neither http:// nor https://")
     );
-    assert_eq!(page("http://a\u{1b}[2J").await, format!("{begin}`http://a\\u{{1b}}[2J` is no address"));
+    assert_eq!(page("http://a\u{1b}[2J").await, format!("{begin}`http://a\\u{{1b}}[2J` is not a URL"));
 
     let told = async |of_logins: Value, of_server: Value| {
         let pair = Pair::new().await;
@@ -522,7 +522,7 @@ async fn places_that_must_not_be_opened_or_asked_are_not() {
         (error, pair.logins.seen.lock().unwrap().len())
     };
     let (error, _) = told(json!({"registration_endpoint": "http://169.254.169.254/"}), json!({})).await;
-    assert!(error.contains("`http://169.254.169.254/` is not out in the open"), "{error}");
+    assert!(error.contains("`http://169.254.169.254/` is not a public address"), "{error}");
     let (error, asked) = told(json!({}), json!({"authorization_servers": ["http://192.168.0.1/"]})).await;
     assert!(error.starts_with("it does not say how to log in: "), "{error}");
     assert_eq!(asked, 0);

@@ -52,7 +52,7 @@ async fn a_server_that_cannot_start_says_why_and_is_left_alone_longer_each_time(
     );
     assert_eq!(
         state["error"]["message"],
-        "the MCP server `test` cannot be reached: it ended with code 3; its last words: no configuration, token [redacted]"
+        "the MCP server `test` cannot be reached: it ended with code 3; its last output: no configuration, token [redacted]"
     );
     until(|| stage.state()["failures"] == 3).await;
     let patience = stage.state()["error"]["details"]["retry_after_ms"].as_u64().unwrap();
@@ -70,9 +70,9 @@ async fn a_server_whose_tools_are_not_known_is_tried_again_by_itself() {
         (error.code.as_str(), error.message.as_str(), error.suggestion.as_deref()),
         (
             "E3001",
-            "there is no tool `test__echo`: the MCP server `test` cannot be reached: it ended with code 3; its last words: \
+            "there is no tool `test__echo`: the MCP server `test` cannot be reached: it ended with code 3; its last output: \
             no configuration, token [redacted]",
-            Some("`wieldy mcp test test` tells more")
+            Some("`wieldy mcp test test` shows details")
         )
     );
     assert_eq!(stage.error("other__echo").await.message, "there is no tool `other__echo`");
@@ -120,7 +120,7 @@ async fn a_server_that_never_tells_its_tools_is_given_up() {
     let stage = Stage::with("silent at start", |settings| settings.start_timeout = Duration::from_millis(500)).await;
     assert_eq!(
         stage.state()["error"]["message"],
-        "the MCP server `test` cannot be reached: it did not tell its tools within 500ms"
+        "the MCP server `test` cannot be reached: it did not list its tools within 500ms"
     );
 }
 
@@ -142,7 +142,7 @@ async fn definitions_that_are_too_large_together_are_refused() {
     let stage = Stage::of("large tools").await;
     assert_eq!(
         stage.state()["error"]["message"],
-        "the MCP server `test` answered: definitions of tools with more than 4 MiB in all"
+        "the MCP server `test` answered: tool definitions of more than 4 MiB in all"
     );
     assert_eq!(stage.tools(), Vec::<String>::new());
 }
@@ -166,11 +166,11 @@ async fn what_is_no_message_is_passed_over() {
 async fn an_answer_that_is_none_ends_the_call_at_once() {
     assert_eq!(
         told("malformed").await,
-        ("E3202".into(), false, "the MCP server `test` answered: the answer is none that MCP knows".into())
+        ("E3202".into(), false, "the MCP server `test` answered: a response that is not valid MCP".into())
     );
     assert_eq!(
         told("not a result").await,
-        ("E3202".into(), false, "the MCP server `test` answered: something that is no result of a tool".into())
+        ("E3202".into(), false, "the MCP server `test` answered: a result that is not a tool result".into())
     );
 }
 

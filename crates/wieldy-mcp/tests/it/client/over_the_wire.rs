@@ -238,18 +238,14 @@ async fn results_are_told_apart() {
         (
             json!({"content": text}),
             Status::Failed,
-            "the MCP server `test` answered: something that is no result of a tool",
+            "the MCP server `test` answered: a result that is not a tool result",
         ),
-        (
-            json!({"content": 5}),
-            Status::Failed,
-            "the MCP server `test` answered: something that is no result of a tool",
-        ),
-        (json!({}), Status::Failed, "the MCP server `test` answered: something that is no result of a tool"),
+        (json!({"content": 5}), Status::Failed, "the MCP server `test` answered: a result that is not a tool result"),
+        (json!({}), Status::Failed, "the MCP server `test` answered: a result that is not a tool result"),
         (
             json!({"resultType": "input_required", "content": [], "requestState": "x"}),
             Status::Failed,
-            "the MCP server `test` answered: a question to the user, which nobody here can answer",
+            "the MCP server `test` answered: a question to the user, which wieldy cannot pass on",
         ),
     ];
     for (result, status, message) in cases {
@@ -467,7 +463,10 @@ async fn a_session_that_cannot_be_begun_again_is_told_as_such() {
     let error = stage.error("echo").await;
     assert_eq!(
         (error.retryable, error.message.as_str()),
-        (true, "the MCP server `test` cannot be reached: it has forgotten the session and opens no other: full")
+        (
+            true,
+            "the MCP server `test` cannot be reached: it does not know the session any more and opens no new one: full"
+        )
     );
 }
 

@@ -46,7 +46,7 @@ async fn what_changes_while_somebody_looks_is_not_agreed_to() {
     let error = stage.upstreams.agree(&seen).unwrap().unwrap_err();
     assert_eq!(
         (error.code.as_str(), error.message.as_str()),
-        ("E3003", "the MCP server `test` changed its tools again while somebody looked at them")
+        ("E3003", "the MCP server `test` changed its tools again while they were shown")
     );
     assert_eq!(stage.error("echo").await.code.as_str(), "E3003");
 }

@@ -94,7 +94,7 @@ async fn a_server_that_cannot_be_asked_for_a_while_is_asked_again_and_the_call_i
     let result = stage.world.executor.wait(id, &Caller::local()).await.unwrap();
     assert_eq!((result.status, result.text().as_str()), (Status::Success, "done"), "{:?}", result.error);
     assert_eq!((server.calls(), server.asked("tasks/cancel")), (1, 0));
-    let warning = "the server cannot be asked how its task stands, and is asked again: ";
+    let warning = "cannot get the state of the task from the server, trying again: ";
     assert_eq!(warnings(&stage), [format!("{warning}it is busy: HTTP 429 (Too Many Requests)")]);
     stage.world.check();
 }

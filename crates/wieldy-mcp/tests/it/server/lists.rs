@@ -69,7 +69,7 @@ async fn a_long_list_comes_in_pages_in_the_order_of_names() {
     }
     assert_eq!(all, ["alpha", "bravo", "charlie", "delta", "echo"]);
     let told = wire.ask(8, "tools/list", json!({"cursor": "made up"})).await;
-    assert_eq!(told["error"], json!({"code": -32602, "message": "the cursor is not one of this server's"}));
+    assert_eq!(told["error"], json!({"code": -32602, "message": "the cursor is not from this server"}));
     wire.close().await;
 }
 

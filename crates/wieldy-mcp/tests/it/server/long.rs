@@ -79,8 +79,7 @@ async fn results_are_asked_for_properly_and_by_whom_they_belong_to() {
     let mut bob = Wire::to(&server, caller("bob")).initialized(REVISION, json!({})).await;
     let id = id(&ada.ask(1, "tools/call", json!({"name": "slow"})).await);
     let text = |answer: Value| answer["result"]["content"][0]["text"].as_str().unwrap().to_owned();
-    let none = "Error E3303 INVALID_INPUT: there is no call [id] to wait for\nSuggestion: a result is kept for a while after \
-                its call; look into the history for what came of older ones";
+    let none = "Error E3303 INVALID_INPUT: there is no call [id] to wait for\nSuggestion: results are stored only for a while; the history shows how older calls ended";
     assert_eq!(text(bob.call(1, "result_wait", json!({"id": id})).await), none);
     assert_eq!(
         text(ada.call(2, "result_wait", json!({"id": "nonsense"})).await),
