@@ -62,7 +62,7 @@ fn a_record_that_was_changed_is_named() {
 
     ----- stderr -----
     error: the trail is broken at record 7: it was changed or moved
-    hint: what stands before that record is as it was written; compare with a backup
+    hint: the records before it are unchanged; compare with a backup
     ");
     let verdict = verdict(&world, &[]);
     assert_eq!(verdict["problem"]["seq"], 7);
@@ -95,15 +95,15 @@ fn an_anchor_kept_elsewhere_finds_out_who_begins_anew() {
     ----- stdout -----
 
     ----- stderr -----
-    wrote `anchor.json`; keep it where nobody who writes the history can change it
+    wrote `anchor.json`; store it where no program that writes the history can change it
     ");
     insta::assert_snapshot!(told(&world, &["audit", "head", "--output", "anchor.json"]), @"
     exit: 2
     ----- stdout -----
 
     ----- stderr -----
-    error: `anchor.json` is there already
-    hint: name a file that is not there yet: an anchor is never replaced
+    error: `anchor.json` already exists
+    hint: name a file that does not exist yet: an anchor is never replaced
     ");
     let key = world.json(&["audit", "key", "--json", "--state", "../state"])["key"].as_str().unwrap().to_owned();
     assert_eq!(told(&world, &["audit", "key"]), format!("exit: 0\n----- stdout -----\n{key}\n\n----- stderr -----\n"));
@@ -136,7 +136,7 @@ fn an_anchor_from_before_what_is_kept_is_warned_of() {
     the trail is whole: 4 records, 0 calls, 3 signatures; 19 records before them dropped by retention
 
     ----- stderr -----
-    warning: no proof by 1 anchor from before the oldest record that is kept; `wieldy audit head` makes a new one
+    warning: cannot check 1 anchor from before the oldest record that is kept; `wieldy audit head` makes a new one
     ");
     assert_eq!(verdict(&world, &["--anchor", "anchor.json"])["anchors"], json!(0));
 }
@@ -153,7 +153,10 @@ fn another_key_proves_nothing() {
 fn what_makes_no_sense_is_told() {
     let world = World::new().file("no.json", "{}");
     let gone = told(&world, &["audit", "verify"]);
-    assert!(gone.starts_with("exit: 7\n") && gone.contains("there is no history, so nothing can be proved"), "{gone}");
+    assert!(
+        gone.starts_with("exit: 7\n") && gone.contains("there is no history, so nothing can be verified"),
+        "{gone}"
+    );
     assert!(gone.contains("hint: it begins with the first call"), "{gone}");
     for (arguments, message) in [
         (&["--anchor", "no.json"][..], "it is not what `wieldy audit head` prints"),

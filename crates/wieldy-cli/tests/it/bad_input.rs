@@ -73,7 +73,7 @@ fn malformed_arguments_are_told_with_their_place() {
 
     ----- stderr -----
     error[E3002]: the arguments must be an object, not an array
-    hint: `wieldy tools show List` prints what it takes
+    hint: `wieldy tools show List` prints its arguments
     ");
     insta::assert_snapshot!(world.run(&["call", "List", "--args", "@missing.json"]), @"
     exit: 2
@@ -168,7 +168,7 @@ fn control_characters_in_names_are_shown_escaped() {
 
     ----- stderr -----
     error[E3001]: there is no tool `Re\u{1b}[31mad\n`
-    hint: `wieldy tools` lists the tools there are
+    hint: `wieldy tools` lists all tools
     ");
     insta::assert_snapshot!(world.run(&["call", "List", "a\x1bb=1"]), @r"
     exit: 3
@@ -176,7 +176,7 @@ fn control_characters_in_names_are_shown_escaped() {
 
     ----- stderr -----
     error[E3002]: there is no argument `a\u{1b}b`
-    hint: `wieldy tools show List` prints what it takes
+    hint: `wieldy tools show List` prints its arguments
     ");
     insta::assert_snapshot!(world.run(&["evil\x1b[2J\u{202e}"]), @r"
     exit: 2

@@ -109,7 +109,7 @@ fn a_near_miss_is_suggested_for_tools_arguments_and_commands() {
 
     ----- stderr -----
     error[E3002]: there is no argument `pth` (did you mean `path`?); `path` is required
-    hint: `wieldy tools show Read` prints what it takes
+    hint: `wieldy tools show Read` prints its arguments
     ");
     insta::assert_snapshot!(world.run(&["cal", "Read"]), @"
     exit: 2
@@ -159,7 +159,7 @@ fn programs_are_isolated_unless_it_is_said_that_they_are_not() {
 
         ----- stderr -----
         error[E3101]: the isolation level `firecracker` does not work here: this program was built without it
-        hint: build wieldy with `--features firecracker`; it also needs `firecracker` itself, /dev/kvm, and a kernel and a root file system for guests; `wieldy doctor` tells which levels work here
+        hint: build wieldy with `--features firecracker`; it also needs `firecracker` itself, /dev/kvm, and a kernel and a root file system for guests; `wieldy doctor` shows which levels work here
         ");
     }
     insta::assert_snapshot!(world.run(&["call", "Bash", "command=echo hi", "--isolation", "none"]), @"
@@ -261,8 +261,8 @@ fn a_state_folder_that_cannot_be_made_is_told() {
     ----- stdout -----
 
     ----- stderr -----
-    error[E3111]: nothing was run, as it could not be recorded: cannot use the history `file/below/history.db`: Not a directory (os error 20)
-    hint: see that it can be reached and written to, and that the disk has room; `--state DIR` names another folder
+    error[E3111]: nothing was run, because calls cannot be recorded: cannot use the history `file/below/history.db`: Not a directory (os error 20)
+    hint: check that it can be reached and written, and that the disk has free space; `--state DIR` names another folder
     ");
 }
 
@@ -325,7 +325,7 @@ fn what_runs_in_the_background_is_told_to_end_with_the_command() {
 
     ----- stderr -----
     note: `--session` marks the records; the session's `/tmp`, `$HOME` and read marks end with this command
-    warning: what runs in the background ends with this command, as nobody is there to look after it
+    warning: background processes end with this command
     ");
     let told = world.run(&["call", "Bash", "command=sleep 1000", "background:=true"]);
     insta::assert_snapshot!(told, @"

@@ -11,8 +11,8 @@ fn init_writes_a_file_that_changes_nothing_and_does_not_overwrite() {
     ----- stdout -----
 
     ----- stderr -----
-    wrote `wieldy.toml`; `wieldy config show` prints what holds
-    once you have changed it, `wieldy trust` makes it count
+    wrote `wieldy.toml`; `wieldy config show` prints the effective configuration
+    after each change, run `wieldy trust` so that it is used
     ");
     assert_eq!(world.run(&["config", "show"]), before);
     insta::assert_snapshot!(world.run(&["init"]), @"
@@ -20,7 +20,7 @@ fn init_writes_a_file_that_changes_nothing_and_does_not_overwrite() {
     ----- stdout -----
 
     ----- stderr -----
-    error: `wieldy.toml` is there already
+    error: `wieldy.toml` already exists
     hint: `--force` replaces it
     ");
     assert_eq!(world.code(&["init", "--force", "--json"]), Some(0));

@@ -99,18 +99,18 @@ fn what_cannot_be_used_is_told_at_the_start() {
         @"
     exit: 2
     error: `sandbox.oci.rootfs`: `missing` is not a folder
-    hint: name a folder with a system in it, or leave the key out to use this machine's
+    hint: name a folder with a root file system, or leave the key out to use this machine's
 
     exit: 2
     error: `sandbox.oci.rootfs`: `file` is not a folder
-    hint: name a folder with a system in it, or leave the key out to use this machine's
+    hint: name a folder with a root file system, or leave the key out to use this machine's
 
     exit: 2
     error: `sandbox.oci.layout`: `missing` is not a folder
     hint: `skopeo copy docker://debian:stable-slim oci:DIR` makes one; or leave the key out to use this machine's system
 
     exit: 2
-    error: `sandbox.oci.layout`: `folder` is no OCI image layout: it has no `oci-layout` or no `index.json`
+    error: `sandbox.oci.layout`: `folder` is not an OCI image layout: it has no `oci-layout` or no `index.json`
     hint: `skopeo copy docker://debian:stable-slim oci:DIR` makes one; or leave the key out to use this machine's system
     ");
 }

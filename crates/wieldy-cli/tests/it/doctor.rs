@@ -110,7 +110,7 @@ fn a_level_that_does_not_work_is_exit_7_with_the_reason() {
     let (_, talk) = told.split_once("----- stderr -----\n").unwrap();
     insta::assert_snapshot!(talk, @"
     error: the isolation level `youki` does not work here
-    hint: do what is advised for it above, or choose a level that works by `isolation`
+    hint: follow the advice for it above, or choose a level that works with `isolation`
     ");
     assert_eq!(world.code(&["doctor", "--isolation", "none"]), Some(0));
 }

@@ -176,9 +176,9 @@ fn a_manifest_that_is_not_trusted_reads_no_secret() {
     ----- stdout -----
 
     ----- stderr -----
-    warning: this folder's own configuration is not trusted and does not count: `.wieldy/tools/login.toml`; `wieldy trust` shows what it would do, and asks
+    warning: this folder's own configuration is not trusted and is ignored: `.wieldy/tools/login.toml`; `wieldy trust` shows what it would do, and asks
     error[E3001]: there is no tool `login`
-    hint: `wieldy tools` lists the tools there are
+    hint: `wieldy tools` lists all tools
     ");
     assert_snapshot!(world.run(&["trust"]), @"
     exit: 4
@@ -187,7 +187,7 @@ fn a_manifest_that_is_not_trusted_reads_no_secret() {
       adds the tool `login`, which runs `sh -c 'test ${{#TOKEN}} = 21 && test ${{#KEY}} = 20 && echo $TOKEN $KEY $PLAIN'` with KEY from the file hub.key, PLAIN=a $b ${c, TOKEN=x-${HUB}
 
     ----- stderr -----
-    error: a person must agree to this, and nobody can be asked
+    error: a person must agree to this, and there is no terminal to ask
     hint: `--yes` agrees beforehand
     ");
 }

@@ -207,14 +207,14 @@ fn what_is_wrong_with_the_door_is_told_before_it_opens() {
     ----- stdout -----
 
     ----- stderr -----
-    error: the section `serve`: `serve.listen`: `7301` is a port without an address; write 127.0.0.1:7301 for this machine alone
+    error: the section `serve`: `serve.listen`: `7301` is a port without an address; write 127.0.0.1:7301 for this machine only
     ");
     insta::assert_snapshot!(world.run(&["serve", "--listen", "7301"]), @"
     exit: 2
     ----- stdout -----
 
     ----- stderr -----
-    error: invalid value '7301' for '--listen <ADDRESS:PORT>': it is a port without an address; write 127.0.0.1:7301 for this machine alone
+    error: invalid value '7301' for '--listen <ADDRESS:PORT>': it is a port without an address; write 127.0.0.1:7301 for this machine only
 
     For more information, try '--help'.
     ");

@@ -183,7 +183,7 @@ fn servers_of_another_client_are_imported_and_their_secrets_kept_apart() {
 
     ----- stderr -----
     `old` is left out
-    took 2 servers into `wieldy.toml`; `wieldy mcp test` tries them
+    imported 2 servers into `wieldy.toml`; `wieldy mcp test` tests them
     ");
     assert_snapshot!(std::fs::read_to_string(world.path("wieldy.toml")).unwrap().replace(&world.path("..").canonicalize().unwrap().display().to_string(), "[root]"), @r#"
     [mcp.servers.git]
@@ -210,7 +210,7 @@ fn servers_of_another_client_are_imported_and_their_secrets_kept_apart() {
     `git` is left out
     `hub` is left out: the configuration has a server of this name
     `old` is left out
-    there is nothing to take
+    there is nothing to import
     ");
     assert_snapshot!(world.run(&["mcp", "list"]), @"
     exit: 0
@@ -262,9 +262,9 @@ fn a_file_of_another_client_can_be_followed_instead() {
     ----- stdout -----
 
     ----- stderr -----
-    error: cannot take MCP servers from `mcp.json`
+    error: cannot import MCP servers from `mcp.json`
       caused by: it has none of `mcpServers`, `servers`, `context_servers`, `mcp` and `mcp_servers`
-    hint: it is the file in which an MCP client, such as an editor, keeps its servers
+    hint: name the file in which an MCP client, such as an editor, stores its servers
     ");
 }
 
@@ -314,7 +314,7 @@ done
         -  "description": "Greets",
         +  "description": "Steals",
            "inputSchema": {
-    error: somebody must agree to the changes of `sh`, and nobody can be asked
+    error: a person must agree to the changes of `sh`, and there is no terminal to ask
     hint: `--yes` agrees beforehand
     "#);
     assert_snapshot!(world.run(&["mcp", "pin", "sh", "--yes"]), @r#"
@@ -576,7 +576,7 @@ fn a_path_in_a_variable_is_shown_or_it_is_told_that_it_is_not() {
     );
     let output = world.command(&["mcp", "test"]).output().unwrap();
     let told = String::from_utf8_lossy(&output.stderr).replace(&root, "[root]");
-    assert!(told.contains("a server does not see what its variable names: add it to its `mounts`"), "{told}");
+    assert!(told.contains("a server does not see the path in its variable: add it to its `mounts`"), "{told}");
     assert!(told.contains("variable=\"ALL\" path=[root]/home/.ssh"), "{told}");
 }
 
@@ -612,7 +612,7 @@ fn a_missing_program_of_a_server_is_named_without_the_whole_path() {
     assert_snapshot!(world.run(&["--log", "off", "mcp", "test", "hub"]), @"
     exit: 2
     ----- stdout -----
-    hub: E3301 CONFIGURATION: the MCP server `hub` cannot be used: there is no program `no-such-hub` in the 2 folders of PATH; install it, or write its whole path as `command`
+    hub: E3301 CONFIGURATION: the MCP server `hub` cannot be used: there is no program `no-such-hub` in the 2 folders of PATH; install it, or set `command` to its full path
       hint: correct the section `mcp.servers.hub` of the configuration
 
     ----- stderr -----

@@ -392,7 +392,7 @@ impl Database for Sqlite {
             |error: rusqlite::Error| StoreError::Unavailable(format!("cannot write `{}`: {error}", target.display()));
         match OpenOptions::new().write(true).create_new(true).mode(0o600).open(target) {
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
-                return Err(StoreError::Query(format!("`{}` is there already", target.display())));
+                return Err(StoreError::Query(format!("`{}` already exists", target.display())));
             }
             Err(error) => {
                 return Err(StoreError::Unavailable(format!("cannot write `{}`: {error}", target.display())));
