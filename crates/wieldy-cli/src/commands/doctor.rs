@@ -197,13 +197,13 @@ fn limit(level: Level, enforcement: &Enforcement) -> Probed {
         Enforcer::Executor => (ProbeState::Works, "wieldy itself, which stores no more", None),
         Enforcer::Nobody => {
             let hint = match level {
-                Level::None => "this level limits next to nothing; use `native`",
+                Level::None => "this level enforces almost no limits; use `native`",
                 Level::Gvisor if enforcement.limit == "processes" => {
                     "gVisor's kernel has no such limit; the memory limit works, or use `runc`"
                 }
                 _ => "a control group enforces it; follow the advice for it above",
             };
-            (ProbeState::Fails, "nobody", Some(hint))
+            (ProbeState::Fails, "not enforced", Some(hint))
         }
     };
     Probed { name: enforcement.limit.to_owned(), state, told: told.into(), hint: hint.map(str::to_owned) }
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_lines_up_and_advice_stands_below() {
+    fn lines_are_aligned_and_advice_is_below_them() {
         insta::assert_snapshot!(text(&report(), &probed_history(), &[], Level::Native, false), @r#"
         isolation levels (configured: native)
           ✓ none            told\u{1b}
@@ -304,7 +304,7 @@ mod tests {
                             → delegate
 
         limits at level native, and how they are enforced
-          ✗ cpu_millicores  nobody
+          ✗ cpu_millicores  not enforced
                             → a control group enforces it; follow the advice for it above
           ✓ memory_bytes    a watcher, which ends a run above the limit
 
@@ -321,16 +321,16 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_that_nobody_sees_to_comes_with_advice_for_the_level() {
+    fn an_unenforced_limit_comes_with_advice_for_the_level() {
         let of = |level| limit(level, &Enforcement { limit: "processes", by: Enforcer::Nobody }).hint.unwrap();
         assert_eq!(of(Level::Gvisor), "gVisor's kernel has no such limit; the memory limit works, or use `runc`");
-        assert_eq!(of(Level::None), "this level limits next to nothing; use `native`");
+        assert_eq!(of(Level::None), "this level enforces almost no limits; use `native`");
         assert_eq!(of(Level::Runc), "a control group enforces it; follow the advice for it above");
         assert!(text(&report(), &probed_history(), &[], Level::Gvisor, false).contains("limits at level gvisor,"));
     }
 
     #[test]
-    fn a_limit_of_a_whole_sandbox_is_not_told_as_one_of_a_call() {
+    fn a_limit_of_a_sandbox_is_not_shown_as_one_of_a_call() {
         let told = limit(Level::Native, &Enforcement { limit: "processes", by: Enforcer::KernelPerSandbox });
         assert_eq!(
             (told.state, told.told.as_str()),
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_is_shown_or_why_there_is_none() {
+    fn a_plan_or_the_reason_for_its_absence_is_shown() {
         assert_eq!(plan_text(&report()), "\nwhat programs see\n  bind /usr read\n");
         let none = Report { plan: Err("no workspace".into()), ..report() };
         assert_eq!(plan_text(&none), "\nwhat programs see\n  nothing: no workspace\n");

@@ -33,7 +33,7 @@ fn tamper(world: &World, sql: &str) {
 }
 
 #[test]
-fn a_whole_trail_is_proved() {
+fn an_intact_trail_is_verified() {
     let world = world();
     insta::assert_snapshot!(told(&world, &["audit", "verify"]), @"
     exit: 0
@@ -71,7 +71,7 @@ fn a_record_that_was_changed_is_named() {
 }
 
 #[test]
-fn a_record_or_a_call_that_is_gone_is_noticed() {
+fn a_missing_record_or_call_is_noticed() {
     for sql in [
         "DELETE FROM events WHERE seq = 8",
         "DELETE FROM tool_executions WHERE id = 7",
@@ -88,7 +88,7 @@ fn a_record_or_a_call_that_is_gone_is_noticed() {
 }
 
 #[test]
-fn an_anchor_kept_elsewhere_finds_out_who_begins_anew() {
+fn an_anchor_reveals_a_trail_that_was_started_again() {
     let world = world();
     insta::assert_snapshot!(told(&world, &["audit", "head", "--output", "anchor.json"]), @"
     exit: 0
@@ -125,7 +125,7 @@ fn an_anchor_kept_elsewhere_finds_out_who_begins_anew() {
 }
 
 #[test]
-fn an_anchor_from_before_what_is_kept_is_warned_of() {
+fn an_anchor_older_than_the_oldest_record_is_a_warning() {
     let world = world();
     assert_eq!(world.code(&[&["audit", "head", "--output", "anchor.json"], &STATE[..]].concat()), Some(0));
     assert_eq!(world.code(&[&["call", "List"], &STATE[..]].concat()), Some(0));
@@ -150,7 +150,7 @@ fn another_key_proves_nothing() {
 }
 
 #[test]
-fn what_makes_no_sense_is_told() {
+fn wrong_usage_of_audit_is_reported() {
     let world = World::new().file("no.json", "{}");
     let gone = told(&world, &["audit", "verify"]);
     assert!(

@@ -41,7 +41,7 @@ fn absurd_times_and_numbers_are_refused() {
 }
 
 #[test]
-fn malformed_arguments_are_told_with_their_place() {
+fn malformed_arguments_are_reported_with_their_place() {
     let world = World::new();
     insta::assert_snapshot!(world.run(&["call", "List", "--args", "{\"path\":\n nope}"]), @"
     exit: 3
@@ -143,7 +143,7 @@ fn arguments_of_a_hundred_megabytes_are_refused() {
 }
 
 #[test]
-fn what_is_not_text_is_refused() {
+fn arguments_that_are_not_text_are_refused() {
     let world = World::new();
     std::fs::write(world.path("bytes.json"), b"{\"path\":\"\xff\"}").unwrap();
     insta::assert_snapshot!(world.run(&["call", "List", "--args", "@bytes.json"]), @"
@@ -199,7 +199,7 @@ fn control_characters_in_names_are_shown_escaped() {
 }
 
 #[test]
-fn nothing_is_coloured_where_nobody_sees_it() {
+fn output_to_a_pipe_has_no_colours() {
     let world = World::new().variable("CLICOLOR", "1").variable("TERM", "xterm-256color");
     for arguments in [&["call", "Nope"][..], &["tools"], &["nope"], &["--help"], &["batch", "missing"]] {
         let output = world.command(arguments).output().unwrap();

@@ -60,7 +60,7 @@ fn a_batch_in_json_has_id_results_and_summary() {
 }
 
 #[test]
-fn nothing_more_is_begun_after_an_error_where_that_is_asked_for() {
+fn stop_on_error_starts_no_call_after_an_error() {
     let lines = "{\"id\":\"a\",\"tool\":\"Read\",\"arguments\":{\"path\":\"x\"}}\n{\"id\":\"b\",\"tool\":\"List\"}";
     let world = World::new();
     let told = world.run_with_input(&["batch", "-", "--mode", "sequential", "--stop-on-error"], lines);
@@ -125,7 +125,7 @@ fn a_batch_that_makes_no_sense_is_refused_whole() {
 }
 
 #[test]
-fn mistakes_are_told_with_their_line() {
+fn mistakes_are_reported_with_their_line() {
     let world =
         World::new().file("batch.json", "[\n  {\"tool\": \"List\"},\n  {\"tool\": \"List\", \"argumnts\": {}}\n]");
     insta::assert_snapshot!(world.run(&["batch", "batch.json"]), @"

@@ -54,7 +54,7 @@ fn the_result_of_a_failed_call_is_json_too() {
 }
 
 #[test]
-fn what_a_failing_program_printed_is_not_lost() {
+fn the_output_of_a_failing_program_is_not_lost() {
     let world = World::new();
     let arguments = ["call", "Bash", "command=echo partly; exit 3", "--isolation", "none"];
     insta::assert_snapshot!(world.run(&arguments), @"
@@ -139,7 +139,7 @@ hint: without `--async` the command waits for the result
 }
 
 #[test]
-fn programs_are_isolated_unless_it_is_said_that_they_are_not() {
+fn programs_are_isolated_by_default() {
     let world = World::new();
     insta::assert_snapshot!(world.run(&["call", "Bash", "command=echo hi"]), @"
     exit: 0
@@ -254,7 +254,7 @@ fn large_output_is_kept_in_the_state_folder_and_can_be_read_there() {
 }
 
 #[test]
-fn a_state_folder_that_cannot_be_made_is_told() {
+fn a_state_folder_that_cannot_be_created_is_reported() {
     let world = World::new().file("file", "");
     insta::assert_snapshot!(world.run(&["call", "List", "--state", "file/below"]), @"
     exit: 7
@@ -284,7 +284,7 @@ fn looking_at_tools_writes_nothing() {
 }
 
 #[test]
-fn an_early_reader_who_leaves_is_no_failure() {
+fn a_reader_that_leaves_early_is_no_failure() {
     let world = World::new();
     let mut child =
         world.command(&["call", "Bash", "command=sleep 0.3; seq 1 10000", "--isolation", "none"]).spawn().unwrap();
@@ -308,14 +308,14 @@ error: cannot write to standard output
 }
 
 #[test]
-fn an_idempotency_key_and_priority_are_taken() {
+fn an_idempotency_key_and_priority_are_accepted() {
     let world = World::new().file("a.txt", "one\n");
     let arguments = ["call", "Read", "path=a.txt", "--idempotency-key", "k", "--priority", "-3", "--deadline", "5s"];
     assert_eq!(world.code(&arguments), Some(0));
 }
 
 #[test]
-fn what_runs_in_the_background_is_told_to_end_with_the_command() {
+fn a_background_process_ends_with_the_command_and_a_warning() {
     let world = World::new();
     let told = world.run(&["call", "Bash", "command=sleep 1000", "background:=true", "--session", "s"]);
     insta::assert_snapshot!(told, @"
@@ -357,7 +357,7 @@ fn a_call_by_an_alias_is_on_record_as_one_of_its_tool() {
 }
 
 #[test]
-fn what_killed_executors_left_goes_at_the_next_start_at_whatever_level() {
+fn leftovers_of_killed_executors_are_removed_at_the_next_start() {
     let world = World::new();
     let homes = ["oci/gvisor-4000000000-0", "oci/runc-4000000000-1", "firecracker/firecracker-4000000000-0"];
     let homes = homes.map(|home| world.path("state").join(home));
@@ -411,7 +411,7 @@ fn a_manifest_with_retries_and_idempotent_repeats_a_failing_program() {
 }
 
 #[test]
-fn an_ordinary_user_is_told_which_rights_are_missing() {
+fn the_missing_rights_of_an_ordinary_user_are_named() {
     const NOBODY: u32 = 65534;
     let world = World::new().file("open.txt", "x").file("closed.txt", "x").file("folder/a.txt", "x");
     let mode = |path: &str, mode| {

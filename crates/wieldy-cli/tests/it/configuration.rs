@@ -208,7 +208,7 @@ fn init_writes_the_file_that_is_named_and_no_other() {
 }
 
 #[test]
-fn every_mistake_of_a_configuration_is_told() {
+fn every_mistake_of_a_configuration_is_reported() {
     let text = "isolation = \"nativ\"\n[limits]\ncalls-runing-max = 3\nqueue-timeout = true\n[[rates]]\nper = \"agents\"\n\
         [lmits]\nx = 1\n";
     let world = World::new().file("wieldy.toml", text);
@@ -284,7 +284,7 @@ fn no_mistake_of_a_configuration_hides_another() {
 }
 
 #[test]
-fn a_flag_sets_keys_whose_names_somebody_chose() {
+fn a_flag_sets_keys_with_user_defined_names() {
     let world = World::new();
     let shown = |setting: &str, key: &str| {
         let told = world.run(&["config", "show", "--set", setting]);
@@ -381,7 +381,7 @@ fn an_empty_folder_in_place_of_the_file_counts_as_none() {
 
 /// A sandbox of another process holds the names at the same time.
 #[test]
-fn placeholders_of_a_sandbox_keep_nobody_from_init_and_import() {
+fn placeholders_of_a_sandbox_do_not_block_init_and_import() {
     let world = World::new().file("servers.json", r#"{"mcpServers": {"one": {"command": "one"}}}"#);
     let hold = || {
         let path = world.path("wieldy.toml");
@@ -510,7 +510,7 @@ fn everything_works_without_a_home() {
 
 /// P-SBX-07, with a user's home folder as the workspace.
 #[test]
-fn what_wieldy_and_its_user_go_by_is_not_changed_by_what_it_runs() {
+fn programs_cannot_change_the_configuration_of_wieldy_and_its_user() {
     let world = World::new();
     let home = world.path("").to_str().unwrap().trim_end_matches('/').to_owned();
     let world = world
@@ -559,7 +559,7 @@ fn what_wieldy_and_its_user_go_by_is_not_changed_by_what_it_runs() {
 
 /// P-SBX-07, with settings that are reached through links, or are in the current folder.
 #[test]
-fn what_wieldy_goes_by_is_found_through_links_and_below_the_workspace() {
+fn configuration_is_protected_behind_links_and_in_subfolders() {
     let world = World::new().file("real/my.toml", "").file("sub/x", "").file("home/x", "");
     std::os::unix::fs::symlink("real", world.path("conf")).unwrap();
     std::os::unix::fs::symlink("home", world.path("linked-home")).unwrap();

@@ -85,7 +85,7 @@ fn programs_come_from_a_folder_or_a_layout() {
 }
 
 #[test]
-fn what_cannot_be_used_is_told_at_the_start() {
+fn unusable_root_file_systems_are_reported_at_the_start() {
     let world = World::new().file("file", "").file("folder/inner", "");
     let told = |setting: &str| {
         let told = world.run(&["--set", setting, "call", "List"]);
@@ -116,7 +116,7 @@ fn what_cannot_be_used_is_told_at_the_start() {
 }
 
 #[test]
-fn a_layout_that_is_damaged_or_for_others_is_told_by_doctor_and_by_the_call() {
+fn doctor_and_the_call_report_a_damaged_or_foreign_layout() {
     let Some(world) = world() else { return };
     fs::write(world.path("wieldy.toml"), "isolation = \"runc\"\n[sandbox.oci]\nlayout = \"../layout\"\n").unwrap();
     let problem = |problem: &str| format!("runc: the OCI image layout `../layout` cannot be used: {problem}");

@@ -14,7 +14,7 @@ fn named<'a>(list: &'a Value, name: &str) -> &'a Value {
 }
 
 #[test]
-fn every_level_is_told_and_the_native_one_works() {
+fn every_level_is_reported_and_the_native_one_works() {
     let world = World::new();
     let told = world.json(&["doctor", "--json"]);
     let names: Vec<&str> = told["levels"].as_array().unwrap().iter().map(|it| it["name"].as_str().unwrap()).collect();
@@ -69,7 +69,7 @@ fn every_level_is_told_and_the_native_one_works() {
 }
 
 #[test]
-fn the_history_is_told_and_none_is_made() {
+fn the_history_is_reported_and_not_created() {
     let world = World::new();
     let place = world.path("../state/history.db");
     let arguments = ["doctor", "--json", "--isolation", "none", "--state", place.parent().unwrap().to_str().unwrap()];
@@ -116,7 +116,7 @@ fn a_level_that_does_not_work_is_exit_7_with_the_reason() {
 }
 
 #[test]
-fn a_workspace_that_is_not_there_is_told_as_the_reason() {
+fn a_missing_workspace_is_reported_as_the_reason() {
     let world = World::new();
     let told = world.json(&["doctor", "--json", "--workspace", "missing"]);
     let native = named(&told["levels"], "native");
@@ -125,7 +125,7 @@ fn a_workspace_that_is_not_there_is_told_as_the_reason() {
 }
 
 #[test]
-fn a_workspace_that_can_be_none_is_told_from_a_level_that_does_not_work() {
+fn an_unusable_workspace_is_not_reported_as_a_broken_level() {
     let told = World::new().json(&["doctor", "--json", "--workspace", "/"]);
     let native = named(&told["levels"], "native");
     assert_eq!(native["state"], "fails");

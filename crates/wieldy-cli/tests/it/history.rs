@@ -327,7 +327,7 @@ fn statistics_count_by_tool_and_day() {
 }
 
 #[test]
-fn without_a_history_there_is_nothing_to_see_and_none_is_made() {
+fn reading_a_missing_history_shows_nothing_and_creates_none() {
     let world = world();
     insta::assert_snapshot!(told(&world, &["history"]), @"
     exit: 0
@@ -693,7 +693,7 @@ fn a_copy_a_backup_and_the_configured_place_hold_the_same_calls() {
 }
 
 #[test]
-fn what_is_old_is_dropped_and_the_rest_stays_provable() {
+fn old_records_are_dropped_and_the_rest_stays_verifiable() {
     let world = world();
     some_calls(&world);
     insta::assert_snapshot!(told(&world, &["history", "prune"]), @"

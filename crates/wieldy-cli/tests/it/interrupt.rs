@@ -103,7 +103,7 @@ fn a_second_ctrl_c_leaves_at_once() {
 }
 
 #[test]
-fn being_told_to_end_and_a_closed_terminal_cancel_in_order_too() {
+fn a_termination_signal_and_a_closed_terminal_cancel_too() {
     for wish in ["-TERM", "-HUP"] {
         let world = World::new();
         let command = "command=echo begun; echo $$ > pid; sleep 1000";

@@ -105,7 +105,7 @@ fn a_server_that_hangs_keeps_no_client_waiting() {
 }
 
 #[test]
-fn a_server_that_did_not_start_is_told_with_a_hint_that_fits_it() {
+fn a_server_that_did_not_start_is_reported_with_a_fitting_hint() {
     let world = World::new().file("docker", "#!/bin/sh\necho 'Cannot connect to the Docker daemon' >&2; exit 1\n");
     let docker = world.path("docker").display().to_string();
     std::process::Command::new("chmod").args(["+x", &docker]).status().unwrap();
@@ -155,7 +155,7 @@ fn a_server_that_did_not_start_is_told_with_a_hint_that_fits_it() {
 }
 
 #[test]
-fn flags_say_on_whose_behalf_and_keys_what_is_shown() {
+fn flags_set_the_caller_and_keys_select_the_tools() {
     let world = World::new().file("a.txt", "hi");
     let flags = ["--agent", "did:agent:ada", "--session", "s1", "--set", "serve.mcp.tools=search"];
     let mut client = Client::start(&world, &flags);
@@ -195,7 +195,7 @@ fn a_call_ends_with_its_client_and_is_recorded_once() {
 }
 
 #[test]
-fn whatever_is_written_to_it_the_command_ends_properly() {
+fn the_command_exits_cleanly_on_any_input() {
     let world = World::new();
     for input in ["", "nonsense\n", "[]\n", "{\"jsonrpc\":\"2.0\",\"id\":1", "\u{0}\u{0}\u{0}\n"] {
         let told = world.run_with_input(&["mcp"], input);

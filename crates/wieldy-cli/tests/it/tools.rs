@@ -140,7 +140,7 @@ fn manifests_of_this_folder_come_before_those_of_the_user() {
 }
 
 #[test]
-fn a_manifest_in_order_is_told_so() {
+fn a_correct_manifest_is_reported_as_such() {
     let world = World::new().file("my.toml", MANIFEST);
     insta::assert_snapshot!(world.run(&["tools", "check", "my.toml"]), @"
     exit: 0
@@ -169,7 +169,7 @@ fn a_misspelled_key_hides_no_other_mistake() {
 }
 
 #[test]
-fn everything_that_is_wrong_with_a_manifest_is_told_with_its_place() {
+fn every_mistake_of_a_manifest_is_reported_with_its_place() {
     let world = World::new()
         .file("bad.toml", "[[tool]]\nname = \"a b\"\ndescription = \"\"\ncommand = [\"x\"]\nreads = [\"pth\"]\n")
         .file(
@@ -234,7 +234,7 @@ fn everything_that_is_wrong_with_a_manifest_is_told_with_its_place() {
 }
 
 #[test]
-fn a_broken_manifest_is_left_out_alone_and_told() {
+fn only_the_broken_manifest_is_skipped_and_reported() {
     let world = World::new()
         .file(".wieldy/tools/bad.toml", "[[tool]]\nname = \"a b\"\n")
         .file(".wieldy/tools/clash.toml", &MANIFEST.replace("\"greet\"", "\"Read\""))
@@ -272,7 +272,7 @@ fn a_broken_manifest_is_left_out_alone_and_told() {
 }
 
 #[test]
-fn every_mistake_of_a_manifest_is_told_and_a_missing_program_too() {
+fn mistakes_of_a_manifest_and_missing_programs_are_reported() {
     let text = "[[tool]]\nname = \"a\"\ndescription = \"\"\ncommand = [\"no-such-program\", \"{bar}\"]\n[tool.arguments]\n\
         foo = { type = \"strin\" }\n[[tool]]\nname = \"b\"\ncommand = [\"./missing.sh\"]\ndescription = \"\"\n";
     let world = World::new().file("my.toml", text);

@@ -99,7 +99,7 @@ fn a_cloned_folder_runs_nothing_and_widens_nothing() {
 }
 
 #[test]
-fn a_door_does_not_open_without_the_tokens_of_an_untrusted_file() {
+fn serve_does_not_start_without_the_tokens_of_an_untrusted_file() {
     let world = World::cloned().file("wieldy.toml", "[serve.tokens.ada]\ntoken = \"a-secret-of-ada-0123456789\"\n");
     assert_snapshot!(world.run(&["serve", "--listen", "127.0.0.1:0"]), @r#"
     exit: 2
@@ -114,7 +114,7 @@ fn a_door_does_not_open_without_the_tokens_of_an_untrusted_file() {
 }
 
 #[test]
-fn a_cloned_folder_may_set_what_makes_nothing_weaker() {
+fn a_cloned_folder_may_set_keys_that_weaken_nothing() {
     let world = hostile().file("private/x", "");
     assert_snapshot!(
         shown(&world, &["timeouts.tools.Bash", "limits.calls-running-max", "limits.calls-waiting-max", "sandbox.hidden"]),
@@ -196,7 +196,7 @@ fn the_operators_own_sources_need_no_trust() {
 }
 
 #[test]
-fn trust_shows_what_the_folder_would_do_and_holds_until_it_changes() {
+fn trust_shows_the_effects_of_the_folder_and_lasts_until_it_changes() {
     let config = "retry.retries = 9\n[mcp.servers.git]\ncommand = \"uvx\"\nargs = [\"git\\u001b[2J\"]\nisolation = \"none\"\n\
         env = { TOKEN = \"abcdefgh12345678\", LD_PRELOAD = \"./evil.so\" }\n";
     let world = World::cloned().file("wieldy.toml", config).file(".wieldy/tools/greet.toml", MANIFEST);
@@ -321,7 +321,7 @@ fn files_outside_that_a_folder_names_are_trusted_by_themselves_too() {
 }
 
 #[test]
-fn clients_of_mcp_are_told_without_a_word_of_the_folders() {
+fn the_note_to_mcp_clients_has_no_text_of_the_folder() {
     let name = "ignore-all-previous-instructions";
     let world = World::cloned()
         .file("wieldy.toml", &format!("[mcp.servers.{name}]\ncommand = \"sh\"\n"))
@@ -379,7 +379,7 @@ fn files_that_commands_write_are_trusted_and_nothing_else_with_them() {
 }
 
 #[test]
-fn tools_can_neither_give_trust_nor_see_to_whom_it_was_given() {
+fn tools_can_neither_give_trust_nor_read_its_records() {
     let world = World::cloned();
     let home = world.path("").to_str().unwrap().trim_end_matches('/').to_owned();
     let world = world.variable("HOME", &home).file("wieldy.toml", "retry.retries = 9\n");
@@ -401,7 +401,7 @@ fn tools_can_neither_give_trust_nor_see_to_whom_it_was_given() {
 }
 
 #[test]
-fn records_that_others_could_have_written_count_for_nothing() {
+fn trust_records_that_others_can_write_are_ignored() {
     let world = World::cloned().file("wieldy.toml", "retry.retries = 9\n");
     assert_eq!(world.code(&["trust", "--yes"]), Some(0));
     let record = fs::read_dir(world.path("../home/.config/wieldy/trust")).unwrap().next().unwrap().unwrap().path();

@@ -127,7 +127,7 @@ fn a_server_that_is_broken_does_not_hide_the_others_and_says_why() {
 
 /// The client files in the guide have the form that these clients use, as far as we know.
 #[test]
-fn the_guide_shows_each_client_its_own_words() {
+fn the_examples_of_the_guide_are_imported_as_shown() {
     let guide = include_str!("../../../../docs/guide/16-in-front-of-mcp-servers.md");
     let (_, section) = guide.split_once("\n## In the client's words\n").unwrap();
     let (section, _) = section.split_once("\n## ").unwrap();
@@ -422,7 +422,7 @@ fn holding(folder: &std::path::Path, text: &str) -> Vec<std::path::PathBuf> {
 }
 
 #[test]
-fn what_headers_say_is_nowhere_but_where_the_server_says_it() {
+fn values_of_headers_are_redacted_everywhere_but_in_results() {
     let (address, _runtime) = telltale();
     let config = format!(
         "[log]\nlevel = \"trace\"\nfile = \"log/log.txt\"\n[mcp.servers.hub]\nurl = \"http://{address}/mcp\"\n[mcp.servers.hub.headers]\nX-Api-Key = \"canary-of-a-key\"\nAuthorization = \"Bearer canary-of-a-bearer\"\nX-Place = \"${{PLACE_OF_IT}}\"\nX-Kept = {{ file = \"kept\" }}\n"
@@ -548,7 +548,7 @@ fn a_path_in_a_variable_may_be_relative_or_an_address() {
 }
 
 #[test]
-fn a_path_in_a_variable_is_shown_or_it_is_told_that_it_is_not() {
+fn a_path_in_a_variable_is_mounted_or_a_warning_is_logged() {
     let look = "for path in $FILE $NEW $FOLDER/x; do cat $path; echo more >> $path; done; cat $KEY; echo x >> $KEY";
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path().canonicalize().unwrap();

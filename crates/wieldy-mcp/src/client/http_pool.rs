@@ -282,7 +282,7 @@ mod tests {
 
     /// The server closes the connection just before a request goes out: the error says that it did not go out.
     #[tokio::test]
-    async fn a_request_over_a_connection_that_was_closed_is_told_so_at_once() {
+    async fn a_request_over_a_closed_connection_fails_at_once() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let to: Uri = format!("http://{}/", listener.local_addr().unwrap()).parse().unwrap();
         let (connection, accepted) = tokio::join!(HttpConnection::connect(to), listener.accept());
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn however_often_a_connection_is_used_one_task_looks_after_it() {
+    async fn a_reused_connection_has_only_one_task() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let to: Uri = format!("http://{}/", listener.local_addr().unwrap()).parse().unwrap();
         let (connection, accepted) = tokio::join!(HttpConnection::connect(to), listener.accept());

@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_program_would_ask_for_is_told() {
+    fn placeholders_of_other_programs_are_reported() {
         let server = one(json!({"servers": {"x y__z": {"command": "a", "args": ["--key", "${input:api-key}"]}}}));
         assert_eq!((server.name.as_str(), server.args[1].as_str()), ("x_y_z", "${API_KEY}"));
         assert_eq!(
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_server_is_an_error_with_its_name() {
+    fn an_invalid_server_is_an_error_with_its_name() {
         let error = |server: Value| servers(&json!({"mcpServers": {"x": server}})).unwrap_err().to_string();
         assert_eq!(error(json!({})), "`x` is not a server: it has neither a `command` nor a `url`");
         assert_eq!(
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn comments_and_last_commas_are_taken_out_and_texts_stay() {
+    fn comments_and_trailing_commas_are_removed_outside_of_texts() {
         let text = "{ // one\n \"a\": \"// \\\" /* x */\", /* two\n */ \"b\": [1, 2, ], }";
         let read: Value = serde_json::from_str(&without_comments(text)).unwrap();
         assert_eq!(read, json!({"a": "// \" /* x */", "b": [1, 2]}));

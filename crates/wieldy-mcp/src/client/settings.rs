@@ -276,7 +276,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tools_are_taken_by_name_and_family_and_left_out_likewise() {
+    fn tools_are_allowed_and_denied_by_name_and_prefix() {
         let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
         let rules = ToolRules { allow: names(&["git_*", "ping"]), deny: names(&["git_push"]), ..ToolRules::default() };
         let taken = ["git_log", "git_push", "ping", "pings", "rm"].map(|name| rules.takes(name));
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_here_wins_over_what_the_server_says() {
+    fn rules_override_the_annotations_of_the_server() {
         let rule = ToolRule { read_only: Some(true), ..ToolRule::default() };
         let here = rule.annotations(Annotations::default());
         assert_eq!(here, Annotations { read_only: true, destructive: false, idempotent: true, open_world: true });

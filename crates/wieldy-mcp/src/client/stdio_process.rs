@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_without_anything_in_them_do_not_wait() {
+    fn empty_lines_are_not_queued() {
         assert_eq!(heard(&b"\n \r\n\t\n".repeat(1000), 1000), (0, None));
         assert_eq!(heard(b"\n\nx\n\n", 1), (1, None));
     }

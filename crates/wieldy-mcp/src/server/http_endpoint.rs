@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_has_the_most_sessions_loses_the_one_that_was_quiet_for_longest() {
+    async fn the_caller_with_the_most_sessions_loses_its_longest_idle_one() {
         let executor = wieldy_core::Executor::builder().build().unwrap();
         let endpoint = Server::new(executor, crate::server::ServerOptions::default()).http();
         let (ada, bob) = (Arc::new(Caller::agent("ada")), Arc::new(Caller::agent("bob")));

@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn tools_are_found_by_what_they_do_the_best_first() {
+    fn the_search_lists_the_best_tools_first() {
         assert_eq!(found("read file"), ["Read", "Write"]);
         assert_eq!(found("list issues"), ["listIssues", "create_issue"]);
         // "Create" is a synonym of "write", so `Write` comes last.

@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_lets_go_of_what_is_answered_already() {
+    fn an_answered_request_cannot_be_cancelled() {
         let mut pending = PendingRequests::default();
         let batch = pending.begin_batch();
         for id in 1..=3 {
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_reads_no_answers_and_lets_go_of_them_may_not_go_on_asking() {
+    fn cancelling_does_not_free_the_slot_of_an_unread_answer() {
         let mut pending = PendingRequests::default();
         pending.register(&ping(1), None, 1).unwrap();
         let line = pending.answer(pong(1)).unwrap();
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_does_not_close_what_has_the_same_id() {
+    fn a_refusal_does_not_close_a_request_with_the_same_id() {
         let mut pending = PendingRequests::default();
         pending.register(&ping(1), None, 1).unwrap();
         let refused = pending.refuse(Refused::invalid(Some(RequestId::Number(1)), "no"), None).unwrap();

@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_part_of_a_text_is_text_and_other_bytes_are_none() {
+    fn a_part_of_a_text_is_text_and_other_bytes_are_not() {
         let text = "aäb€c".as_bytes();
         let within = |range: std::ops::Range<usize>| text_within(&text[range]);
         assert_eq!(within(0..2).as_deref(), Some("a"));

@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_taken_apart() {
+    fn names_are_split_into_words() {
         assert_eq!(
             words("readFile read_file Read-Files").collect::<Vec<_>>(),
             ["read", "fil", "read", "fil", "read", "fil"]
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn words_of_the_trade_have_the_words_of_tools_beside_them() {
+    fn synonyms_expand_to_words_of_tools() {
         let wanted = |query: &str| expand(query).into_iter().map(|(word, _)| word).collect::<Vec<_>>();
         assert_eq!(wanted("please rm it"), ["rm", "delet"]);
         assert_eq!(wanted("*.rs"), ["rs", "find", "glob", "path", "pattern"]);

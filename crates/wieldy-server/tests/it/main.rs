@@ -102,7 +102,7 @@ async fn without_tokens_this_machine_may_call_and_no_web_page() {
 }
 
 #[tokio::test]
-async fn with_tokens_everybody_shows_one_and_is_known_by_it() {
+async fn every_request_needs_a_token_if_tokens_are_configured() {
     let world = World::new(two_tokens).await;
     assert_eq!(world.ask("/who", &["Authorization: Bearer s3cret-a"], "").await, "200 OK | ada, 0 bytes");
     assert_eq!(world.ask("/who", &["authorization: bearer s3cret-b"], "").await, "200 OK | bob, 0 bytes");
@@ -128,7 +128,7 @@ async fn with_tokens_everybody_shows_one_and_is_known_by_it() {
 }
 
 #[tokio::test]
-async fn nobody_listens_to_others_without_a_token() {
+async fn a_public_address_needs_a_token() {
     let everywhere: SocketAddr = "0.0.0.0:0".parse().unwrap();
     let refused = HttpServer::bind(HttpOptions::new(everywhere)).await.err().unwrap();
     assert_eq!(refused.to_string(), "other machines can reach 0.0.0.0:0, so a token is required");
@@ -160,7 +160,7 @@ async fn bodies_and_heads_have_a_size_and_a_time() {
 }
 
 #[tokio::test]
-async fn those_that_say_nothing_do_not_keep_others_out_for_ever() {
+async fn silent_connections_do_not_block_others_for_ever() {
     let world = World::new(|options| {
         options.connections_max = 2;
         options.head_timeout = Duration::from_millis(300);

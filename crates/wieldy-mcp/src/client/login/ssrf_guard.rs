@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_server_names_may_not_point_at_this_machine_or_its_neighbours() {
+    fn urls_of_a_server_may_not_point_at_private_addresses() {
         let bad = [
             "javascript:alert(1)",
             "file:///etc/passwd",
@@ -212,14 +212,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_where_the_server_is_may_be_asked() {
+    fn addresses_like_the_servers_are_allowed() {
         let urls = ["http://127.0.0.1:9/", "http://localhost/", "http://10.0.0.1/", "http://169.254.169.254/"];
         assert_eq!(refused("http://127.0.0.1:8/mcp", false, &urls), urls[2..]);
         assert_eq!(refused("http://hub.example/mcp", true, &urls), [urls[0], urls[1], urls[3]]);
     }
 
     #[tokio::test]
-    async fn names_are_looked_at_by_where_they_lead() {
+    async fn host_names_are_checked_by_their_addresses() {
         let rules = UrlRules::new(&Url::parse("https://hub.example/mcp").unwrap(), false);
         let error = rules.resolve("localhost".parse().unwrap()).await.err().unwrap();
         assert_eq!(error.to_string(), "`localhost` is not a public address");

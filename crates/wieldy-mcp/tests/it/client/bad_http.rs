@@ -148,7 +148,7 @@ fn short(error: &CallError) -> (&str, &str) {
 }
 
 #[tokio::test]
-async fn answers_that_are_none_are_told_as_such() {
+async fn invalid_responses_are_reported() {
     type Answer = fn(&Value) -> Response;
     let cases: [(Answer, &str); 9] = [
         (|_| plain(200, "application/json", "{\"jsonrpc\":"), "answered: a response that is not valid MCP"),
@@ -173,7 +173,7 @@ async fn answers_that_are_none_are_told_as_such() {
 }
 
 #[tokio::test]
-async fn an_error_without_an_id_is_the_answer_to_what_was_asked() {
+async fn an_error_without_an_id_answers_the_request() {
     for status in [200, 400, 500] {
         let error = json!({"code": -32603, "message": "out of luck"});
         let body = json!({"jsonrpc": "2.0", "id": null, "error": error});
@@ -186,7 +186,7 @@ async fn an_error_without_an_id_is_the_answer_to_what_was_asked() {
 }
 
 #[tokio::test]
-async fn pages_of_gateways_are_not_repeated() {
+async fn error_pages_of_gateways_are_not_quoted() {
     let page = format!("<html>{}</html>", "x".repeat(100_000));
     let error = told(move |_| plain(502, "text/html; charset=utf-8", page.clone())).await;
     assert_eq!(short(&error), ("E3201", "cannot be reached: HTTP 502 (Bad Gateway)"));
@@ -197,7 +197,7 @@ async fn pages_of_gateways_are_not_repeated() {
 }
 
 #[tokio::test]
-async fn who_is_not_known_is_told_to_log_in_and_who_is_refused_is_told_so() {
+async fn unauthorized_and_forbidden_are_reported_with_advice() {
     let challenge = r#"Bearer error="insufficient_scope", scope="files:read files:write""#;
     let of = |status: u16, challenge: Option<&'static str>| {
         told(move |_| {
@@ -225,7 +225,7 @@ async fn who_is_not_known_is_told_to_log_in_and_who_is_refused_is_told_so() {
 }
 
 #[tokio::test]
-async fn a_busy_server_says_how_long_it_is_left_alone() {
+async fn the_retry_after_of_a_busy_server_is_kept() {
     let of = |status: u16, after: Option<String>| {
         told(move |_| {
             let mut response = plain(status, "text/plain", "later");
@@ -308,7 +308,7 @@ async fn redirects_are_followed_only_within_the_server() {
 }
 
 #[tokio::test]
-async fn a_session_that_was_forgotten_is_begun_again_and_the_call_made_once() {
+async fn a_lost_session_is_reopened_and_the_call_is_made_once() {
     for forgotten in [404, 400] {
         let begun = Arc::new(Mutex::new(0));
         let server = ByHand::new(move |asked, headers: HeaderMap, message: Value| {
@@ -373,7 +373,7 @@ async fn answers_of_any_size_cost_little() {
 }
 
 #[tokio::test]
-async fn an_event_that_is_too_large_is_not_asked_for_again() {
+async fn an_event_that_is_too_large_is_not_requested_again() {
     let server = ByHand::that(|_| {
         let begin =
             futures_util::stream::iter([Ok::<_, std::io::Error>(Bytes::from_static(b"id: 1\ndata:\n\ndata: "))]);
@@ -389,7 +389,7 @@ async fn an_event_that_is_too_large_is_not_asked_for_again() {
 }
 
 #[tokio::test]
-async fn what_never_ends_is_ended_by_the_time_of_the_call() {
+async fn endless_responses_end_with_the_timeout_of_the_call() {
     let cases: [(&str, &'static [u8]); 4] = [
         ("application/json", b" "),
         ("text/event-stream", b": still there\n\n"),
@@ -410,7 +410,7 @@ async fn what_never_ends_is_ended_by_the_time_of_the_call() {
 }
 
 #[tokio::test]
-async fn a_stream_that_breaks_off_is_told_and_one_that_can_be_resumed_is_resumed() {
+async fn a_broken_stream_is_resumed_if_possible_and_reported_otherwise() {
     let error = told(|_| plain(200, "text/event-stream", "data: {\"jsonrpc\":\"2.0\"}\n\ndata: half")).await;
     assert_eq!(short(&error), ("E3201", "cannot be reached: the connection is closed"));
     let server = ByHand::new(move |asked, headers: HeaderMap, message: Value| {
@@ -438,7 +438,7 @@ async fn a_stream_that_breaks_off_is_told_and_one_that_can_be_resumed_is_resumed
 }
 
 #[tokio::test]
-async fn addresses_and_headers_that_cannot_be_used_are_told_without_secrets() {
+async fn invalid_addresses_and_headers_are_reported_without_secrets() {
     let of = async |url: &str, headers: &[(&str, &str)]| {
         let stage = Stage::with("", |settings| {
             let mut address = Address::new(url);

@@ -43,7 +43,7 @@ async fn after_a_crash_the_next_call_finds_a_new_server() {
 }
 
 #[tokio::test]
-async fn a_server_that_cannot_start_says_why_and_is_left_alone_longer_each_time() {
+async fn a_server_that_cannot_start_is_retried_after_growing_pauses() {
     let stage = Stage::of("crash at start").await;
     let state = stage.state();
     assert_eq!(
@@ -116,7 +116,7 @@ async fn servers_that_were_never_seen_are_waited_for() {
 }
 
 #[tokio::test]
-async fn a_server_that_never_tells_its_tools_is_given_up() {
+async fn a_server_that_never_lists_its_tools_is_given_up() {
     let stage = Stage::with("silent at start", |settings| settings.start_timeout = Duration::from_millis(500)).await;
     assert_eq!(
         stage.state()["error"]["message"],
@@ -125,7 +125,7 @@ async fn a_server_that_never_tells_its_tools_is_given_up() {
 }
 
 #[tokio::test]
-async fn a_list_of_tools_without_an_end_is_no_list() {
+async fn an_endless_list_of_tools_is_refused() {
     for behaviour in ["endless tools", "endless pages"] {
         let stage = Stage::of(behaviour).await;
         assert_eq!(
@@ -148,7 +148,7 @@ async fn definitions_that_are_too_large_together_are_refused() {
 }
 
 #[tokio::test]
-async fn what_is_no_message_is_passed_over() {
+async fn invalid_lines_of_a_server_are_skipped() {
     for behaviour in ["garbage", "wrong ids", "slow drip", "ids as text"] {
         let stage = Stage::of(behaviour).await;
         let result = stage.call("echo", "hello").await;
@@ -163,7 +163,7 @@ async fn what_is_no_message_is_passed_over() {
 }
 
 #[tokio::test]
-async fn an_answer_that_is_none_ends_the_call_at_once() {
+async fn an_invalid_response_ends_the_call_at_once() {
     assert_eq!(
         told("malformed").await,
         ("E3202".into(), false, "the MCP server `test` answered: a response that is not valid MCP".into())
@@ -221,7 +221,7 @@ async fn one_bad_tool_does_not_hide_the_others() {
 }
 
 #[tokio::test]
-async fn a_flood_of_complaints_costs_little() {
+async fn a_flood_on_stderr_costs_little() {
     let stage = Stage::of("complains").await;
     let before = resident_bytes();
     assert_eq!(stage.call("echo", "done").await.text(), "done");
@@ -230,7 +230,7 @@ async fn a_flood_of_complaints_costs_little() {
 }
 
 #[tokio::test]
-async fn progress_is_a_sign_of_life_and_without_it_the_silence_clock_ends_the_call() {
+async fn the_silence_clock_ends_a_call_without_progress() {
     let silent_for =
         |time: u64| move |settings: &mut ServerSettings| settings.silence = Some(Duration::from_millis(time));
     assert_eq!(Stage::with("slow progress", silent_for(600)).await.call("echo", "done").await.text(), "done");

@@ -12,7 +12,7 @@ fn description(stage: &Stage) -> String {
 }
 
 #[tokio::test]
-async fn a_changed_tool_is_refused_until_somebody_agrees() {
+async fn a_changed_tool_is_refused_until_a_person_agrees() {
     let stage = Stage::of("changes").await;
     stage.call("act", "change echo").await;
     until(|| !stage.upstreams.status()[0].changed.is_empty()).await;
@@ -38,7 +38,7 @@ async fn a_changed_tool_is_refused_until_somebody_agrees() {
 }
 
 #[tokio::test]
-async fn what_changes_while_somebody_looks_is_not_agreed_to() {
+async fn changes_after_the_review_are_not_pinned() {
     let stage = Stage::of("changes").await;
     let seen = stage.upstreams.status().remove(0);
     stage.call("act", "change echo").await;
@@ -52,7 +52,7 @@ async fn what_changes_while_somebody_looks_is_not_agreed_to() {
 }
 
 #[tokio::test]
-async fn a_change_is_noticed_even_if_nothing_can_be_remembered() {
+async fn a_change_is_noticed_even_if_pins_cannot_be_stored() {
     let stage = Stage::of("changes").await;
     std::fs::write(stage.folder().path().join("pins.json"), "{").unwrap();
     stage.call("act", "change echo").await;
@@ -89,7 +89,7 @@ async fn a_change_while_wieldy_was_away_is_noticed_too() {
 }
 
 #[tokio::test]
-async fn a_tool_that_went_away_and_comes_back_otherwise_is_noticed() {
+async fn a_tool_that_returns_with_another_definition_is_noticed() {
     let folder = Stage::of("").await.folder();
     std::fs::write(folder.path().join("notes"), "remove act\n").unwrap();
     let without = Stage::in_folder(folder.clone(), "", |_| {});

@@ -73,7 +73,7 @@ async fn several_messages_in_one_line_are_answered_in_one_line() {
 }
 
 #[tokio::test]
-async fn what_was_let_go_of_is_not_waited_for() {
+async fn a_batch_does_not_wait_for_cancelled_requests() {
     let world = world();
     let mut wire = Wire::new(&world.executor).initialized("2025-03-26", json!({})).await;
     wire.send(&json!([ping(json!(1)), call(json!(2), "hangs")])).await;
@@ -89,7 +89,7 @@ async fn what_was_let_go_of_is_not_waited_for() {
 }
 
 #[tokio::test]
-async fn what_is_answered_cannot_be_let_go_of_and_the_rest_is_waited_for() {
+async fn a_batch_waits_for_all_requests_that_are_not_cancelled() {
     let world = world();
     let mut wire = Wire::new(&world.executor).initialized("2025-03-26", json!({})).await;
     wire.send(&json!([ping(json!(1)), call(json!(2), "hangs"), call(json!(3), "hangs")])).await;
@@ -140,7 +140,7 @@ async fn several_messages_in_one_request_are_answered_with_json() {
 }
 
 #[tokio::test]
-async fn several_messages_are_answered_with_a_stream_where_one_of_them_has_more_to_tell() {
+async fn a_batch_is_answered_with_a_stream_if_a_request_sends_notifications() {
     let world = world();
     let door = Door::new(&world.executor).await;
     let session = door.session_in("2025-03-26", "ada", json!({})).await;

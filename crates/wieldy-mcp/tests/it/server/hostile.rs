@@ -31,7 +31,7 @@ fn error(id: Option<Value>, code: i32, message: &str) -> Value {
 }
 
 #[tokio::test]
-async fn what_is_no_message_is_refused_with_what_is_wrong() {
+async fn invalid_messages_are_refused_with_a_reason() {
     let world = world();
     let bad_id = error(None, -32600, "an id must be a text or a whole number");
     let deep = format!("{}1{}", "[".repeat(10_000), "]".repeat(10_000));
@@ -201,7 +201,7 @@ async fn requests_without_answers_have_a_bound() {
 }
 
 #[tokio::test]
-async fn half_a_line_and_the_end_is_an_error_and_the_end() {
+async fn half_a_line_at_the_end_is_an_error() {
     let world = world();
     let mut wire = Wire::new(&world.executor).initialized("2025-06-18", json!({})).await;
     wire.write(br#"{"jsonrpc":"2.0","id":1,"meth"#).await;
@@ -211,7 +211,7 @@ async fn half_a_line_and_the_end_is_an_error_and_the_end() {
 }
 
 #[tokio::test]
-async fn a_client_that_begins_with_nonsense_is_told_or_left() {
+async fn invalid_input_before_the_handshake_is_answered_with_errors() {
     let world = world();
     let mut wire = Wire::new(&world.executor);
     wire.write(b"hello\n").await;

@@ -71,7 +71,7 @@ async fn a_handle_has_the_output_so_far_and_fits_clients_that_check_answers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn results_are_asked_for_properly_and_by_whom_they_belong_to() {
+async fn only_the_caller_of_a_call_gets_its_result() {
     let world = World::new([slow(60)]);
     let server = Server::new(world.executor.clone(), ServerOptions::default());
     let caller = |tenant: &str| Caller { tenant: Some(tenant.into()), ..Caller::local() };
@@ -157,7 +157,7 @@ async fn task_of(wire: &mut Wire, tool: &str) -> Value {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_task_has_failed_where_its_tool_did_not_answer() {
+async fn a_task_fails_if_its_tool_returned_no_result() {
     let error = |code: Code, message: &str| CallError::new(code, message);
     let world = World::new([
         failing("says", || Ok(Outcome::text("no").failed(CallError::new(Code::ToolReportedError, "it could not")))),
@@ -206,7 +206,7 @@ async fn a_confirmed_call_becomes_a_task() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_task_is_cancelled_by_whom_it_belongs_to() {
+async fn only_the_caller_of_a_task_can_cancel_it() {
     let world = World::new([Puppet::writing("waits", Act::PrintAndWait("so far"))]);
     let server = Server::new(world.executor.clone(), ServerOptions::default());
     let caller = |tenant: &str| Caller { tenant: Some(tenant.into()), ..Caller::local() };

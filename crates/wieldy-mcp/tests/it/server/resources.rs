@@ -59,7 +59,7 @@ async fn the_whole_output_is_named_listed_and_read() {
 }
 
 #[tokio::test]
-async fn what_is_not_there_or_somebody_elses_cannot_be_read() {
+async fn missing_and_foreign_artifacts_cannot_be_read() {
     let world = world();
     let server = Server::new(world.executor.clone(), ServerOptions::default());
     let caller = |tenant: &str| Caller { tenant: Some(tenant.into()), ..Caller::local() };

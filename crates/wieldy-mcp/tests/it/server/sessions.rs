@@ -91,7 +91,7 @@ fn answer(text: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_call_with_nothing_to_tell_is_answered_with_json() {
+async fn a_call_without_notifications_is_answered_with_json() {
     let world = World::new([Puppet::reading("echo", Act::Echo)]);
     let door = Door::new(&world.executor).await;
     let session = door.session("ada").await;
@@ -106,7 +106,7 @@ async fn a_call_with_nothing_to_tell_is_answered_with_json() {
 }
 
 #[tokio::test]
-async fn what_came_before_the_answer_is_told_before_it() {
+async fn progress_is_sent_before_the_answer() {
     let world = World::new([Puppet::reading("tick", Act::Tick(1, Duration::from_millis(20)))]);
     let door = Door::new(&world.executor).await;
     let session = door.session("ada").await;
@@ -123,7 +123,7 @@ async fn what_came_before_the_answer_is_told_before_it() {
 }
 
 #[tokio::test]
-async fn whoever_loses_the_connection_comes_back_for_the_rest_and_the_answer() {
+async fn a_client_can_reconnect_for_the_rest_and_the_answer() {
     let world = World::new([Puppet::reading("tick", Act::Tick(4, Duration::from_millis(100)))]);
     let door = Door::new(&world.executor).await;
     let session = door.session("ada").await;
@@ -151,7 +151,7 @@ async fn whoever_loses_the_connection_comes_back_for_the_rest_and_the_answer() {
 }
 
 #[tokio::test]
-async fn a_client_that_can_come_back_is_greeted_with_where_to() {
+async fn a_resumable_stream_starts_with_an_event_id() {
     let world = World::new([Puppet::reading("tick", Act::Tick(1, Duration::from_millis(20)))]);
     let door = Door::new(&world.executor).await;
     let session = door.session("ada").await;
@@ -170,7 +170,7 @@ async fn a_client_that_can_come_back_is_greeted_with_where_to() {
 }
 
 #[tokio::test]
-async fn whoever_hangs_up_before_anything_was_said_has_not_cancelled() {
+async fn disconnecting_before_the_first_event_does_not_cancel() {
     let world = World::new([Puppet::writing("slow", Act::Take(Duration::from_secs(1)))]);
     let door = Door::new(&world.executor).await;
     let session = door.session("ada").await;
@@ -256,7 +256,7 @@ async fn a_question_is_put_on_the_stream_and_answered_by_a_message() {
 }
 
 #[tokio::test]
-async fn whoever_listens_is_told_when_the_tools_change() {
+async fn a_listening_client_is_notified_when_the_tools_change() {
     let world = World::new([Puppet::reading("one", Act::Echo)]);
     let door = Door::new(&world.executor).await;
     let session = door.session("ada").await;
@@ -281,7 +281,7 @@ async fn whoever_listens_is_told_when_the_tools_change() {
 }
 
 #[tokio::test]
-async fn a_session_with_several_streams_is_told_on_one_of_them() {
+async fn a_session_with_several_streams_gets_each_notification_once() {
     let world = World::new([Puppet::reading("one", Act::Echo)]);
     let door = Door::new(&world.executor).await;
     let session = door.session("ada").await;
@@ -294,7 +294,7 @@ async fn a_session_with_several_streams_is_told_on_one_of_them() {
 }
 
 #[tokio::test]
-async fn what_is_no_introduction_begins_no_session() {
+async fn an_invalid_initialize_starts_no_session() {
     let world = World::new([]);
     let door = Door::new(&world.executor).await;
     let client = json!({"name": "raw", "version": "1"});
@@ -342,7 +342,7 @@ async fn ids_are_used_once_at_a_time_and_calls_are_counted() {
 }
 
 #[tokio::test]
-async fn a_session_is_of_those_who_may_do_the_same() {
+async fn a_session_belongs_to_one_caller_and_its_scopes() {
     let world = World::new([Puppet::reading("echo", Act::Echo)]);
     let door = Door::new(&world.executor).await;
     let session = door.session("ada").await;
@@ -352,7 +352,7 @@ async fn a_session_is_of_those_who_may_do_the_same() {
 }
 
 #[tokio::test]
-async fn whatever_is_odd_about_a_call_is_refused() {
+async fn malformed_calls_are_refused() {
     let world = World::new([Puppet::reading("echo", Act::Echo)]);
     let door = Door::new(&world.executor).await;
     let session = door.session("ada").await;
