@@ -203,7 +203,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "P", default_value = "normal", allow_hyphen_values = true,
         add = ArgValueCandidates::new(completions::priorities))]
     pub(crate) priority: Priority,
-    /// The agent on whose behalf the call is made
+    /// The agent that makes the call
     #[arg(long, value_name = "DID", default_value = "local", help_heading = CALLER)]
     pub(crate) agent: String,
     /// The session that the call is recorded under; its `/tmp`, `$HOME` and read marks end with the command
@@ -269,7 +269,7 @@ pub(crate) struct McpArgs {
     pub(crate) command: Option<McpCommand>,
     #[command(flatten)]
     pub(crate) serving: ServingArgs,
-    /// The agent on whose behalf calls are made [default: the name that the client reports]
+    /// The agent that makes the calls [default: the name that the client reports]
     #[arg(long, value_name = "DID", help_heading = CALLER)]
     pub(crate) agent: Option<String>,
     /// The session of the calls [default: a new one for each client]

@@ -110,7 +110,7 @@ mod tests {
         );
         assert_eq!(told(Some(r#"{"a":1,"b":2}"#), &["a=x"]).unwrap(), r#"{"a":"x","b":2}"#);
         assert_eq!(told(Some(""), &[]).unwrap(), "{}");
-        assert_eq!(told(Some("[1]"), &[]).unwrap(), "[1]", "whoever validates says what is wrong");
+        assert_eq!(told(Some("[1]"), &[]).unwrap(), "[1]", "the validation reports the mistake");
     }
 
     #[test]

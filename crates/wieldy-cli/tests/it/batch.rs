@@ -95,7 +95,7 @@ fn the_exit_code_is_that_of_the_first_failure_in_input_order() {
     assert_eq!(
         world.run_with_input(&["batch", "-"], "").lines().next(),
         Some("exit: 0"),
-        "nothing to do is no failure"
+        "an empty batch is no failure"
     );
 }
 

@@ -221,7 +221,7 @@ fn scopes_and_permissions_restrict() {
     assert_eq!(world.code(&[&bash[..], &["programs.run"]].concat()), Some(0));
     assert!(world.path("b.txt").exists());
     let agent = ["call", "Read", "path=a.txt", "--agent", "did:example:ada", "--session", "s"];
-    assert_eq!(world.code(&agent), Some(0), "an agent's name alone takes nothing away");
+    assert_eq!(world.code(&agent), Some(0), "an agent's name alone removes no rights");
 }
 
 #[test]

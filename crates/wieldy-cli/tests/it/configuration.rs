@@ -554,7 +554,7 @@ fn programs_cannot_change_the_configuration_of_wieldy_and_its_user() {
     // All else of a home folder is like any other workspace.
     let told = call("Bash", &["command=echo on > notes; cat notes"]);
     assert!(told.starts_with("exit: 0\n----- stdout -----\non\n"), "{told}");
-    assert!(!world.path(".bash_profile").exists(), "what was held is gone");
+    assert!(!world.path(".bash_profile").exists(), "the placeholders are gone");
 }
 
 /// P-SBX-07, with settings that are reached through links, or are in the current folder.

@@ -79,7 +79,7 @@ fn the_history_is_reported_and_not_created() {
         json!({"name": "history", "state": "found", "told": format!("{}: the first call makes it", place.display()),
                "hint": null, "address": place, "records": null, "bytes": null})
     );
-    assert!(!place.exists(), "looking makes none");
+    assert!(!place.exists(), "reading creates none");
     assert_eq!(world.code(&["call", "List", "--state", arguments[5]]), Some(0));
     told = world.json(&arguments)["history"].take();
     let bytes = told["bytes"].as_u64().unwrap();

@@ -151,5 +151,5 @@ fn with_json_every_failure_is_one_object_on_standard_output() {
     "#);
     assert_eq!(world.json(&["doctor", "--isolation", "firecracker", "--json"])["ok"], false);
     let after_dashes = world.command(&["call", "--no-such-flag", "--", "--json"]).output().unwrap();
-    assert_eq!(after_dashes.stdout, b"", "what is meant for the tool is no flag of ours");
+    assert_eq!(after_dashes.stdout, b"", "arguments of the tool are not our flags");
 }

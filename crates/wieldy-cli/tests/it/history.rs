@@ -446,7 +446,7 @@ fn a_call_whose_record_is_lost_on_a_full_disk_ends_with_an_error() {
     let output = call.wait_with_output().unwrap();
     let told = world.told(&output);
     assert_eq!(output.status.code(), Some(7), "{told}");
-    assert!(told.contains("seen") && told.contains("error[E3111]: what ran could not be recorded"), "{told}");
+    assert!(told.contains("seen") && told.contains("error[E3111]: the calls could not be recorded"), "{told}");
     assert_eq!(told.matches("the history cannot be written").count(), 1, "{told}");
 }
 
@@ -614,9 +614,9 @@ fn nothing_runs_where_the_history_cannot_be_used() {
     hint: check that it can be reached and written, and that the disk has free space; `--state DIR` names another folder
     error: cannot use the history `[root]/folder/history.db`: unable to open database file: [root]/folder/history.db
     hint: check that it can be reached and written, and that the disk has free space; `--state DIR` names another folder
-    error[E3111]: nothing was run, because calls cannot be recorded: the history has the form 99, and this program knows those up to 3
+    error[E3111]: nothing was run, because calls cannot be recorded: the history has schema version 99, and this program supports versions up to 3
     hint: use the version of wieldy that wrote it, or a newer one; `--state DIR` names another folder
-    error: the history has the form 99, and this program knows those up to 3
+    error: the history has schema version 99, and this program supports versions up to 3
     hint: use the version of wieldy that wrote it, or a newer one; `--state DIR` names another folder
     ");
 }
@@ -701,7 +701,7 @@ fn old_records_are_dropped_and_the_rest_stays_verifiable() {
     ----- stdout -----
 
     ----- stderr -----
-    error: everything is kept: neither a flag nor the configuration says what to drop
+    error: nothing is dropped: neither a flag nor the configuration sets a limit
     hint: `--older-than 90d` or `--larger-than 1GB`; see `history.keep-days` too
     ");
     std::thread::sleep(std::time::Duration::from_millis(5));
@@ -716,7 +716,7 @@ fn old_records_are_dropped_and_the_rest_stays_verifiable() {
     let dropped = format!("; {} records before them dropped by retention\n", pruned["records"]);
     assert!(text.starts_with("exit: 0\n") && text.contains(&dropped), "{text}");
     let text = told(&world, &["history", "prune", "--larger-than", "1KB"]);
-    let more = "that is more than 1.0 KB: open calls need what is left, or the tables do themselves\n";
+    let more = "that is more than 1.0 KB: the rest belongs to open calls or to the tables themselves\n";
     assert!(text.starts_with("exit: 0\n") && text.ends_with(more), "{text}");
     let text = told(&world, &["history", "prune", "--larger-than", "1GB"]);
     assert!(text.starts_with("exit: 0\n") && !text.contains("that is more"), "{text}");

@@ -97,7 +97,7 @@ fn a_second_ctrl_c_leaves_at_once() {
     assert_eq!(child.wait().unwrap().code(), Some(6));
     assert!(began.elapsed() < Duration::from_secs(1), "it did not wait for the grace time");
     while is_there(&process) {
-        assert!(began.elapsed() < Duration::from_secs(10), "custody ends with the command");
+        assert!(began.elapsed() < Duration::from_secs(10), "the supervisor ends with the command");
         std::thread::sleep(Duration::from_millis(10));
     }
 }

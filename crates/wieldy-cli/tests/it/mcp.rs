@@ -76,7 +76,7 @@ fn a_client_lists_and_calls_tools_and_all_is_recorded_under_its_name() {
     assert_eq!(answer["result"]["content"], json!([{"type": "text", "text": "one\ntwo\n"}]));
     let wrong = client.call(3, "Read", json!({"pfad": "a.txt"}));
     assert_eq!(wrong["result"]["_meta"]["wieldy/error"]["code"], "E3002", "{wrong}");
-    assert_eq!(client.end(), "", "nothing else is said");
+    assert_eq!(client.end(), "", "there is no other output");
     let history = world.json(&["history", "--json"]);
     let calls: Vec<Value> = history["executions"]
         .as_array()

@@ -335,7 +335,7 @@ fn a_disconnected_client_leaves_no_process_and_one_record() {
     until("it begins", || running(&seconds) > 0);
     let (status, answer) = server.call(&[], "Bash", json!({"command": "echo fine"}));
     assert!(status == 200 && answer.contains(r#""text":"fine\n""#), "{answer}");
-    assert!(running(&seconds) > 0, "nobody has hung up yet");
+    assert!(running(&seconds) > 0, "no client has disconnected yet");
     drop(hanging_up);
     until("its process is gone", || running(&seconds) == 0);
     let statuses = || {

@@ -434,7 +434,7 @@ fn values_of_headers_are_redacted_everywhere_but_in_results() {
         .variable("PLACE_OF_IT", "canary-of-a-variable");
     let told = world.run(&["call", "hub__tell"]);
     for canary in ["canary-of-a-key", "canary-of-a-bearer", "canary-in-a-file", "canary-of-a-variable"] {
-        assert!(told.contains(canary), "it was sent, and a result is what the server says: {told}");
+        assert!(told.contains(canary), "it was sent, and results are not redacted: {told}");
     }
     assert!(world.run(&["call", "hub__fail"]).contains("canary-of-a-key"));
     assert_eq!(world.code(&["mcp", "test"]), Some(0));

@@ -151,7 +151,7 @@ async fn a_call_that_was_begun_may_become_a_task() {
     let id = begun.id();
     let waited = tokio::time::timeout(Duration::from_secs(1), &mut begun).await;
     assert!(waited.is_err() && world.executor.is_executing(id));
-    assert_eq!(world.executor.task(id, &Caller::local()), None, "whoever awaits it needs no other way to ask");
+    assert_eq!(world.executor.task(id, &Caller::local()), None, "an awaited call is not a task");
     assert_eq!(begun.into_task().await, id);
     let result = world.executor.wait(id, &Caller::local()).await.unwrap();
     assert_eq!((result.execution_id, result.text()), (id, "{}".to_owned()));
@@ -162,7 +162,7 @@ async fn a_call_that_was_begun_may_become_a_task() {
     assert_eq!(names, [&as_task[..], &["tool.call.pending", "tool.call.cancelled"]].concat());
     let answers: Vec<bool> =
         world.events().iter().filter_map(|event| Some(event.body.closing()?.answer.is_some())).collect();
-    assert_eq!(answers, [true, false], "what was handed over is kept for those who ask later");
+    assert_eq!(answers, [true, false], "the result of a detached call is stored for later readers");
     world.check();
 }
 

@@ -292,7 +292,7 @@ mod tests {
         tokio::time::sleep(Duration::from_millis(50)).await;
         let request = Request::new(Full::default());
         let sent = tokio::time::timeout(Duration::from_secs(10), connection.send(request)).await;
-        let error = sent.expect("nobody waits for what will not come").expect_err("nobody is there to answer");
+        let error = sent.expect("the request fails without waiting").expect_err("the connection is closed");
         assert!(error.is_canceled(), "{error:?}");
         assert!(!connection.is_ready());
     }
@@ -305,7 +305,7 @@ mod tests {
         let pool = Arc::new(HttpPool::default());
         pool.put_back(connection.unwrap(), None);
         for _ in 0..10 {
-            let connection = pool.take_ready().expect("nobody uses it");
+            let connection = pool.take_ready().expect("the connection is free");
             assert!(pool.take_ready().is_none(), "it is used");
             pool.put_back(connection, None);
         }
@@ -318,6 +318,6 @@ mod tests {
         for _ in 0..10 {
             tokio::task::yield_now().await;
         }
-        assert_eq!(Handle::current().metrics().num_alive_tasks(), 0, "there is nothing left to look after");
+        assert_eq!(Handle::current().metrics().num_alive_tasks(), 0, "the task has ended");
     }
 }

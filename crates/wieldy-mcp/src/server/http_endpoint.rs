@@ -386,11 +386,11 @@ mod tests {
         assert_eq!((status, endpoint.inner.sessions().len()), (StatusCode::OK, SESSIONS_MAX));
         let is_there = |id: &str| endpoint.inner.sessions().contains_key(id);
         assert!(is_there(&first.unwrap()) && is_there(&second.unwrap()) && is_there(&theirs[1]));
-        assert!(!is_there(&theirs[0]), "hers is gone that was quiet for longest");
+        assert!(!is_there(&theirs[0]), "her longest idle session is gone");
 
         tokio::time::advance(Duration::from_secs(2 * 60 * 60)).await;
         opened(&endpoint, &bob).await;
-        assert_eq!(endpoint.inner.sessions().len(), 1, "nothing was heard of the others for long");
+        assert_eq!(endpoint.inner.sessions().len(), 1, "the others were idle for long");
     }
 
     /// A sandbox that lists its entries and runs nothing.

@@ -260,7 +260,7 @@ mod tests {
         }
         assert!(pending.end_batch(batch).is_none());
         assert_eq!(ids(pending.answer(pong(1))), None);
-        assert_eq!(ids(pending.register(&cancelled(1), None, 9).unwrap()), None, "its answer is on its way");
+        assert_eq!(ids(pending.register(&cancelled(1), None, 9).unwrap()), None, "its answer is already queued");
         assert_eq!(ids(pending.register(&cancelled(2), None, 9).unwrap()), None, "the third is still missing");
         let line = pending.answer(pong(3)).unwrap();
         pending.written(&line);
@@ -294,7 +294,7 @@ mod tests {
         let told = "a request with this id is still open";
         assert_eq!(pending.register(&ping(1), None, 1).err(), Some(Refused::invalid(None, told)));
         let line = pending.answer(pong(1)).unwrap();
-        assert!(pending.register(&ping(2), None, 1).is_err(), "as long as it is not written");
+        assert!(pending.register(&ping(2), None, 1).is_err(), "until the answer is written");
         pending.written(&line);
         assert!(pending.register(&ping(2), None, 1).is_ok());
     }

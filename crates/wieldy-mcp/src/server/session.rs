@@ -344,7 +344,7 @@ mod tests {
         drop(newer);
         assert_eq!((older.must_report(6), older.must_report(7)), (false, true));
         drop(older);
-        assert!(session.listen(8).must_report(8), "what came while there was no stream");
+        assert!(session.listen(8).must_report(8), "the change that came while there was no stream");
     }
 
     #[test]

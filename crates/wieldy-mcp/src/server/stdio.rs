@@ -340,7 +340,7 @@ mod tests {
                 (parse(serde_json::from_str(&line).unwrap()), serde_json::from_str::<ClientJsonRpcMessage>(&line));
             let (ours, theirs) = (ours.expect("a message").expect("no notification"), theirs.expect("a message"));
             assert_eq!(json!(ours), json!(theirs));
-            assert_eq!(format!("{ours:?}"), format!("{theirs:?}"), "what does not show in JSON is the same too");
+            assert_eq!(format!("{ours:?}"), format!("{theirs:?}"), "fields that are not in JSON are equal too");
         }
     }
 

@@ -224,7 +224,7 @@ mod tests {
         let wanted = |query: &str| expand(query).into_iter().map(|(word, _)| word).collect::<Vec<_>>();
         assert_eq!(wanted("please rm it"), ["rm", "delet"]);
         assert_eq!(wanted("*.rs"), ["rs", "find", "glob", "path", "pattern"]);
-        assert_eq!(wanted("what is it"), ["is", "it", "what"], "where nothing is left, everything counts");
+        assert_eq!(wanted("what is it"), ["is", "it", "what"], "a query of stop words only uses all its words");
         let weight = |query: &str, stem: &str| expand(query).into_iter().find(|(word, _)| word == stem).unwrap().1;
         assert_eq!(
             [weight("rg", "search"), weight("rg or grep", "search"), weight("search", "search")],

@@ -165,7 +165,7 @@ async fn a_copy_is_a_snapshot_despite_concurrent_writes(history: TestHistory) {
         let (call, _) = target.store().show(open).unwrap().unwrap();
         assert_eq!(call.error_code.as_deref(), Some("E3110"));
     }
-    assert!(copies.windows(2).all(|pair| pair[0].1.records < pair[1].1.records), "somebody wrote all the time");
+    assert!(copies.windows(2).all(|pair| pair[0].1.records < pair[1].1.records), "records were written all the time");
     first.executor.cancel(open, &Caller::local());
     first.executor.wait(open, &Caller::local()).await.unwrap();
     drop(first);
@@ -189,7 +189,7 @@ async fn a_copy_or_backup_is_the_same_history() {
     let all = Query::default();
     assert_eq!(backed_up.search(&all, 100).unwrap().executions, store.search(&all, 100).unwrap().executions[1..]);
     assert_eq!(backed_up.verify(&[], None, &mut |_| {}).unwrap().problem, None);
-    assert!(store.backup(&backup).unwrap_err().to_string().ends_with("is there already"));
+    assert!(store.backup(&backup).unwrap_err().to_string().ends_with("already exists"));
 
     let target = TestHistory::sqlite();
     let copied = store.copy_to(&target.store()).unwrap();

@@ -312,6 +312,6 @@ mod tests {
         let whole = "é€😀".as_bytes();
         let begun: Vec<usize> = (0..=whole.len()).map(|count| incomplete_character_bytes(&whole[..count])).collect();
         assert_eq!(begun, [0, 1, 0, 1, 2, 0, 1, 2, 3, 0]);
-        assert_eq!(incomplete_character_bytes(b"\xff\xfe"), 0, "what is no text at all is not waited for");
+        assert_eq!(incomplete_character_bytes(b"\xff\xfe"), 0, "bytes that are not text are not held back");
     }
 }

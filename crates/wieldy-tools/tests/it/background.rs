@@ -132,7 +132,7 @@ async fn a_process_is_written_to_and_read_in_turns() {
     assert_eq!(written.structured, Some(json!({"process": "p1", "bytes": 4, "end": false})));
     assert_eq!(world.read_until(&process, "<one>\n").await, "<one>\n");
     let nothing = world.call("ProcessRead", json!({"process": process})).await;
-    assert_eq!(nothing.text(), "[p1 runs]\n", "what was read once is not read again");
+    assert_eq!(nothing.text(), "[p1 runs]\n", "output is returned once");
     world.call("ProcessWrite", json!({"process": process, "text": "two\n", "end": true})).await;
     let rest = world.read_until(&process, "[p1 ended with exit code 3]").await;
     assert_eq!(rest, "<two>\nbye\n[p1 ended with exit code 3]\n");

@@ -210,7 +210,7 @@ async fn p_fs_06_links_of_the_kernel_are_not_followed() {
             assert!(message.starts_with("E3105"), "{tool} {path}: {message}");
         }
     }
-    assert!(!proc.text("Read", json!({"path": "comm"})).await.is_empty(), "what is no link is read");
+    assert!(!proc.text("Read", json!({"path": "comm"})).await.is_empty(), "a file that is no link is read");
 }
 
 async fn assert_all_refused_but_deletion(world: &World, path: &str) {

@@ -102,7 +102,7 @@ fn assert_passed(result: &ToolResult, limit: &str, allowed: u64) {
     };
     assert_eq!(error.message, message);
     assert_eq!(result.sandbox.as_ref().unwrap().level, Level::Native);
-    assert!(result.text().starts_with("begun\n"), "what it printed before is there: {result:?}");
+    assert!(result.text().starts_with("begun\n"), "the earlier output is there: {result:?}");
 }
 
 /// P-SBX-14.
@@ -301,7 +301,7 @@ async fn denials_of_a_background_process_are_events_and_fail_no_other_call() {
                 }
             }
         };
-        tokio::time::timeout(Duration::from_secs(20), violation).await.expect("nothing was told")
+        tokio::time::timeout(Duration::from_secs(20), violation).await.expect("no violation was recorded")
     };
     let command = format!("echo begun; read -r _; {ASK} read -r _; {ASK} read -r _; {ASK} exit 0");
     let started = world.by(session("one"), "Bash", json!({"command": command, "background": true})).await;
@@ -352,7 +352,7 @@ async fn denials_of_a_background_process_are_events_and_fail_no_other_call() {
         }
     };
     assert_eq!(ended["refused"], json!([REFUSED, shared, REFUSED]));
-    assert_eq!(world.violations().len(), 4, "what was told is not told again");
+    assert_eq!(world.violations().len(), 4, "a denial is not reported again");
 }
 
 #[tokio::test]

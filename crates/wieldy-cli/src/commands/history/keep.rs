@@ -82,7 +82,7 @@ pub(super) fn prune(how: &How<'_>, config: &Config, printer: &Printer) -> Result
         (age_max, bytes_max) => Retention { age_max, bytes_max },
     };
     if retention.age_max.is_none() && retention.bytes_max.is_none() {
-        let told = anyhow!("everything is kept: neither a flag nor the configuration says what to drop");
+        let told = anyhow!("nothing is dropped: neither a flag nor the configuration sets a limit");
         return Err(Failure::usage(told).hint("`--older-than 90d` or `--larger-than 1GB`; see `history.keep-days` too"));
     }
     let store = there(config)?;

@@ -190,7 +190,7 @@ async fn error_pages_of_gateways_are_not_quoted() {
     let page = format!("<html>{}</html>", "x".repeat(100_000));
     let error = told(move |_| plain(502, "text/html; charset=utf-8", page.clone())).await;
     assert_eq!(short(&error), ("E3201", "cannot be reached: HTTP 502 (Bad Gateway)"));
-    assert!(!error.retryable, "it may have had its effect");
+    assert!(!error.retryable, "it may have taken effect");
     let long = "x".repeat(100_000);
     let error = told(move |_| plain(500, "text/plain", long.clone())).await;
     assert_eq!(error.message.len(), 275);
@@ -304,7 +304,7 @@ async fn redirects_are_followed_only_within_the_server() {
         let bearer = format!("Bearer {secret}");
         assert!(server.headers("authorization").iter().all(|header| header.as_ref() == Some(&bearer)));
     }
-    assert_eq!(elsewhere.seen.lock().unwrap().len(), 0, "nobody else gets anything");
+    assert_eq!(elsewhere.seen.lock().unwrap().len(), 0, "no other server gets a request");
 }
 
 #[tokio::test]

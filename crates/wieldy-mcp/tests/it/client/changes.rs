@@ -80,7 +80,7 @@ async fn the_tools_are_listed_again_in_a_new_session() {
     })
     .await;
     let stage = Stage::at(server.url()).await;
-    assert_eq!(stage.call("echo", "x").await.text(), "x", "what it is now is not known yet");
+    assert_eq!(stage.call("echo", "x").await.text(), "x", "the new definition is not known yet");
     is_refused(&stage).await;
 }
 

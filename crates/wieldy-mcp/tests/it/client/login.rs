@@ -282,7 +282,7 @@ async fn a_login_is_kept_for_its_owner_only_and_never_shown() {
     assert!(Login::forget(&pair.address()).unwrap());
     assert!(!Login::forget(&pair.address()).unwrap());
     assert_eq!(LoginState::of(&pair.address()), None);
-    assert_eq!(std::fs::read_dir(pair.file().parent().unwrap()).unwrap().count(), 0, "nothing lies about");
+    assert_eq!(std::fs::read_dir(pair.file().parent().unwrap()).unwrap().count(), 0, "no other file is left");
 }
 
 #[tokio::test]
@@ -347,7 +347,7 @@ async fn a_login_that_cannot_be_renewed_must_be_repeated() {
         assert_eq!((error.code.as_str(), error.message.as_str()), ("E3301", "the MCP server `test` wants a login"));
         assert_eq!(error.suggestion.unwrap(), "`wieldy mcp login test`, or give it a token by `headers`");
     }
-    assert_eq!(pair.books().asked.len(), 2, "what was refused is not tried again");
+    assert_eq!(pair.books().asked.len(), 2, "a refused token is not tried again");
     assert_eq!(stage.state()["error"]["code"], "E3301");
     assert_eq!(stage.upstreams.status()[0].login, Some(LoginState::Wanted));
     pair.log_in().await.unwrap();
@@ -464,7 +464,7 @@ async fn a_redirect_must_belong_to_its_login() {
     assert!(answer("&code=guessed").await.starts_with("the login was not completed: "));
     assert_eq!(begin().await.finish("no address").await.unwrap_err().to_string(), "this is not the answer to a login");
     assert!(!pair.file().exists());
-    assert_eq!(pair.books().asked.len(), 1, "a code goes nowhere unless all is right");
+    assert_eq!(pair.books().asked.len(), 1, "a code is sent only if the redirect is valid");
 }
 
 #[tokio::test]
@@ -528,7 +528,7 @@ async fn forbidden_addresses_are_neither_opened_nor_requested() {
     assert_eq!(asked, 0);
     let (error, asked) = told(json!({}), json!({"resource": "https://bank.example/mcp"})).await;
     assert!(error.contains("resource mismatch"), "{error}");
-    assert_eq!(asked, 0, "no token is asked for that somebody else would take");
+    assert_eq!(asked, 0, "no token is requested that another server would accept");
     let (error, _) = told(json!({"issuer": "https://login.example"}), json!({})).await;
     assert!(error.contains("issuer mismatch"), "{error}");
     let (error, _) = told(json!({"code_challenge_methods_supported": ["plain"]}), json!({})).await;

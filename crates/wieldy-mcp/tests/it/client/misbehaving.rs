@@ -59,7 +59,7 @@ async fn a_server_that_cannot_start_is_retried_after_growing_pauses() {
     assert!((1..=2_000).contains(&patience), "{patience}");
     let starts = stage.notes().len();
     stage.upstreams.discover(|_| true).await;
-    assert_eq!(stage.notes().len(), starts, "it is not started before its time");
+    assert_eq!(stage.notes().len(), starts, "it is not started before the pause is over");
 }
 
 #[tokio::test]

@@ -151,7 +151,7 @@ async fn other_messages_on_the_stream_of_a_call_are_handled_in_order() {
     .await;
     let stage = Stage::at(server.url()).await;
     assert_eq!(stage.call("echo", "x").await.text(), "done");
-    assert_eq!(told(&stage), ["step 1", "step 2"], "what comes after the answer is too late");
+    assert_eq!(told(&stage), ["step 1", "step 2"], "messages after the answer are too late");
     let replies = || {
         let seen = server.seen.lock().unwrap();
         let replies = seen.iter().filter(|(_, _, message)| message["id"].is_string());
@@ -348,7 +348,7 @@ async fn a_call_that_is_stopped_or_dropped_is_cancelled_by_its_number() {
     until(|| cancelled() == [1_000_000_000]).await;
     let called = || server.seen.lock().unwrap().iter().filter(|(_, _, it)| it["method"] == "tools/call").count();
     tokio::select! {
-        result = stage.call("echo", "x") => panic!("nobody answers: {result:?}"),
+        result = stage.call("echo", "x") => panic!("there is no answer: {result:?}"),
         () = until(|| called() == 2) => {}
     }
     until(|| cancelled() == [1_000_000_000, 1_000_000_001]).await;

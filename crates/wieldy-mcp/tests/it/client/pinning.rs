@@ -26,7 +26,7 @@ async fn a_changed_tool_is_refused_until_a_person_agrees() {
             "details": {"server": "test", "diff": DIFF},
         })
     );
-    assert_eq!(description(&stage), "Says it again", "models see what was agreed to");
+    assert_eq!(description(&stage), "Says it again", "models see the pinned definition");
     assert_eq!(stage.call("act", "x").await.status, Status::Success, "other tools work");
     let seen = stage.upstreams.status().remove(0);
     let agreed = stage.upstreams.agree(&seen).unwrap().unwrap();
@@ -97,7 +97,7 @@ async fn a_tool_that_returns_with_another_definition_is_noticed() {
     assert_eq!(without.tools(), ["test__echo"]);
     std::fs::write(folder.path().join("notes"), "").unwrap();
     let again = Stage::in_folder(folder, "", |_| {});
-    assert_eq!(again.tools(), ["test__echo"], "it was not there when the server was last asked");
+    assert_eq!(again.tools(), ["test__echo"], "it was not in the server's last list");
     again.call("echo", "x").await;
     assert_eq!(again.tools(), ["test__act", "test__echo"]);
     assert_eq!(again.call("act", "x").await.status, Status::Success);
@@ -134,7 +134,7 @@ async fn every_change_is_refused_and_an_event_of_its_own() {
     stage.call("act", "nothing more").await;
     stage.call("act", "add late").await;
     until(|| stage.tools().contains(&"test__late".to_owned())).await;
-    assert_eq!(changes(&stage).len(), 3, "the tools were told again, and nothing new of them");
+    assert_eq!(changes(&stage).len(), 3, "the tools were listed again without a change");
 }
 
 /// Changes that are accepted with a warning emit one event each, even if they make no difference here.

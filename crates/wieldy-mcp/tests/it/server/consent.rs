@@ -61,13 +61,13 @@ async fn a_client_of_the_newest_revision_comes_back_with_the_answer_once() {
             "requestState": state,
         })
     );
-    assert_eq!(strings.runs(), 0, "nobody has agreed");
+    assert_eq!(strings.runs(), 0, "no person has agreed");
     let other = modern(&mut wire, 2, 2, brings(&state, "accept")).await;
     assert_eq!(other["error"]["code"], -32602, "the answer to another call: {other}");
     let broken = modern(&mut wire, 3, 1, brings(&format!("{state}x"), "accept")).await;
-    assert_eq!(broken["error"]["code"], -32602, "not what was sealed: {broken}");
+    assert_eq!(broken["error"]["code"], -32602, "a state that was not sealed: {broken}");
     let nothing = modern(&mut wire, 4, 1, json!({"requestState": state})).await;
-    assert_eq!(nothing["result"]["resultType"], "input_required", "the question still stands");
+    assert_eq!(nothing["result"]["resultType"], "input_required", "the question is still open");
     assert_eq!(strings.runs(), 0);
     let mut done = shown(modern(&mut wire, 5, 1, brings(&state, "accept")).await)["result"].take();
     assert_eq!(done.as_object_mut().unwrap().remove("resultType"), Some(json!("complete")));

@@ -184,7 +184,7 @@ async fn an_id_that_is_in_use_is_refused_and_the_first_request_goes_on() {
     assert_eq!(refused, error(Some(json!(1)), -32602, "`params` must be an object with the tool's `name`"));
     assert_eq!(wire.ask(1, "ping", json!({})).await, used);
     assert_eq!(wire.call(2, "echo", json!({})).await["id"], 2);
-    assert_eq!(wire.call(2, "echo", json!({})).await["id"], 2, "an answered one may be used again");
+    assert_eq!(wire.call(2, "echo", json!({})).await["id"], 2, "an id may be used again after the answer");
     assert_eq!(world.executor.load().running, 1);
 }
 
@@ -217,7 +217,7 @@ async fn invalid_input_before_the_handshake_is_answered_with_errors() {
     wire.write(b"hello\n").await;
     assert_eq!(wire.next().await.unwrap()["error"]["code"], -32700);
     let told = wire.ask(1, "tools/list", json!({})).await;
-    assert_eq!(told["error"]["code"], -32602, "a request before the beginning: {told}");
+    assert_eq!(told["error"]["code"], -32602, "a request before the handshake: {told}");
     assert_eq!(wire.ask(2, "ping", json!({})).await, json!({"jsonrpc": "2.0", "id": 2, "result": {}}));
     wire.close().await;
 }

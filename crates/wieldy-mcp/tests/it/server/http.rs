@@ -260,7 +260,7 @@ async fn a_client_of_the_newest_revision_that_hangs_up_ends_its_call() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(10), ended).await.expect("nobody waits any more");
+    tokio::time::timeout(Duration::from_secs(10), ended).await.expect("the wait ends");
     let ends: Vec<_> = world.events().iter().filter(|e| e.body.closing().is_some()).map(|e| e.body.name()).collect();
     assert_eq!(ends, ["tool.call.cancelled"]);
     world.check();
@@ -347,7 +347,7 @@ async fn a_call_that_becomes_a_task_elsewhere_is_followed_to_its_end() {
     let result = outer.call("inner__slow", json!({})).await;
     assert_eq!(result.status, Status::Success, "{:?}", result.error);
     let begun = inner.events().iter().filter(|event| event.body.name() == "tool.call.started").count();
-    assert_eq!(begun, 1, "asking for it does not begin it again");
+    assert_eq!(begun, 1, "asking for the result does not start the call again");
 
     let id = outer.executor.spawn(wieldy_core::Call::new("inner__slow", json!({})));
     let began = |world: &World| world.events().iter().filter(|event| event.body.name() == "tool.call.started").count();

@@ -66,7 +66,7 @@ async fn a_handle_has_the_output_so_far_and_fits_clients_that_check_answers() {
     let answer = wire.call(1, "prints", json!({})).await;
     let text = answer["result"]["content"][0]["text"].as_str().unwrap();
     assert!(text.ends_with("\nOutput so far:\nline one\nline two\n"), "{text}");
-    assert_eq!(answer["result"]["isError"], true, "it has no structured answer, which was promised");
+    assert_eq!(answer["result"]["isError"], true, "it has no structured answer, although it has an output schema");
     wire.close().await;
 }
 
@@ -131,7 +131,7 @@ async fn a_client_that_knows_tasks_gets_one() {
     let told = wire.ask(4, "tasks/get", unknown).await;
     assert_eq!(told["error"], json!({"code": -32602, "message": "there is no such task"}));
     let told = wire.ask(5, "tasks/get", json!({"taskId": id, "_meta": meta(json!({}))})).await;
-    assert_eq!(told["error"]["code"], -32021, "whoever asks for tasks must say that it knows them: {told}");
+    assert_eq!(told["error"]["code"], -32021, "a client that asks for tasks must declare the capability: {told}");
     wire.close().await;
     world.check();
 }

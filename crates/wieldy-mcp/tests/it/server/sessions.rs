@@ -236,7 +236,7 @@ async fn a_question_is_put_on_the_stream_and_answered_by_a_message() {
         let mut events = Events::new(door.post("ada", &header, &call("wipe", None)).await);
         let (_, question) = events.next().await.unwrap();
         assert_eq!((&question["id"], &question["method"]), (&json!("wieldy-2"), &json!("elicitation/create")));
-        assert_eq!(strings.runs(), 0, "nobody has agreed");
+        assert_eq!(strings.runs(), 0, "no person has agreed");
         // Responses of another caller, or to another question, are ignored.
         let mut message = said.clone();
         message["jsonrpc"] = json!("2.0");
@@ -244,13 +244,17 @@ async fn a_question_is_put_on_the_stream_and_answered_by_a_message() {
         assert_eq!(door.post("ada", &header, &message).await.status(), StatusCode::ACCEPTED);
         message["id"] = json!("wieldy-2");
         assert_eq!(door.post("bob", &header, &message).await.status(), StatusCode::NOT_FOUND);
-        assert_eq!(strings.runs(), 0, "nobody has agreed");
+        assert_eq!(strings.runs(), 0, "no person has agreed");
         assert_eq!(door.post("ada", &header, &message).await.status(), StatusCode::ACCEPTED);
         let rest = events.rest().await;
         assert_eq!(rest.len(), 1, "{rest:?}");
         assert_eq!((&rest[0].1["id"], &rest[0].1["result"]["isError"]), (&json!(1), &json!(is_error)), "{rest:?}");
         assert_eq!(strings.runs(), usize::from(!is_error));
-        assert_eq!(door.post("ada", &header, &message).await.status(), StatusCode::ACCEPTED, "too late, and no harm");
+        assert_eq!(
+            door.post("ada", &header, &message).await.status(),
+            StatusCode::ACCEPTED,
+            "a late answer does no harm"
+        );
         world.check();
     }
 }
@@ -276,7 +280,7 @@ async fn a_listening_client_is_notified_when_the_tools_change() {
     assert_eq!(
         status(gone.header("last-event-id", "call-99-0")).await,
         StatusCode::NO_CONTENT,
-        "nobody knows it any more"
+        "the session is unknown now"
     );
 }
 
