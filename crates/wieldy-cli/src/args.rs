@@ -34,7 +34,7 @@ fn statuses() -> impl TypedValueParser<Value = Status> {
     PossibleValuesParser::new(Status::ALL.map(Status::as_str)).map(move |name| status(name).expect("one of the names"))
 }
 
-const ON_BEHALF: &str = "On whose behalf";
+const CALLER: &str = "Caller";
 
 /// Runs tools for AI agents: finds, validates, confirms, sandboxes, times, retries and records calls.
 #[derive(Debug, Parser)]
@@ -203,20 +203,20 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "P", default_value = "normal", allow_hyphen_values = true,
         add = ArgValueCandidates::new(completions::priorities))]
     pub(crate) priority: Priority,
-    /// The agent on whose behalf the call is made
-    #[arg(long, value_name = "DID", default_value = "local", help_heading = ON_BEHALF)]
+    /// The agent that makes the call
+    #[arg(long, value_name = "DID", default_value = "local", help_heading = CALLER)]
     pub(crate) agent: String,
     /// The session that the call is recorded under; its `/tmp`, `$HOME` and read marks end with the command
-    #[arg(long, value_name = "ID", help_heading = ON_BEHALF)]
+    #[arg(long, value_name = "ID", help_heading = CALLER)]
     pub(crate) session: Option<String>,
     /// See only tools without a scope or with this one; may be repeated [default: every tool]
-    #[arg(long, value_name = "SCOPE", help_heading = ON_BEHALF)]
+    #[arg(long, value_name = "SCOPE", help_heading = CALLER)]
     pub(crate) scope: Vec<String>,
     /// Hold only this permission; may be repeated [default: every permission]
-    #[arg(long, value_name = "PERMISSION", help_heading = ON_BEHALF)]
+    #[arg(long, value_name = "PERMISSION", help_heading = CALLER)]
     pub(crate) permission: Vec<String>,
     /// The plan whose limits apply
-    #[arg(long, value_name = "NAME", help_heading = ON_BEHALF)]
+    #[arg(long, value_name = "NAME", help_heading = CALLER)]
     pub(crate) plan: Option<String>,
     /// A label to include in the result; may be repeated
     #[arg(long, value_name = "WORD")]
@@ -269,20 +269,20 @@ pub(crate) struct McpArgs {
     pub(crate) command: Option<McpCommand>,
     #[command(flatten)]
     pub(crate) serving: ServingArgs,
-    /// The agent on whose behalf calls are made [default: the name that the client reports]
-    #[arg(long, value_name = "DID", help_heading = ON_BEHALF)]
+    /// The agent that makes the calls [default: the name that the client reports]
+    #[arg(long, value_name = "DID", help_heading = CALLER)]
     pub(crate) agent: Option<String>,
     /// The session of the calls [default: a new one for each client]
-    #[arg(long, value_name = "ID", help_heading = ON_BEHALF)]
+    #[arg(long, value_name = "ID", help_heading = CALLER)]
     pub(crate) session: Option<String>,
     /// Show only tools without a scope or with this one; may be repeated [default: every tool]
-    #[arg(long, value_name = "SCOPE", help_heading = ON_BEHALF)]
+    #[arg(long, value_name = "SCOPE", help_heading = CALLER)]
     pub(crate) scope: Vec<String>,
     /// Hold only this permission; may be repeated [default: every permission]
-    #[arg(long, value_name = "PERMISSION", help_heading = ON_BEHALF)]
+    #[arg(long, value_name = "PERMISSION", help_heading = CALLER)]
     pub(crate) permission: Vec<String>,
     /// The plan whose limits apply
-    #[arg(long, value_name = "NAME", help_heading = ON_BEHALF)]
+    #[arg(long, value_name = "NAME", help_heading = CALLER)]
     pub(crate) plan: Option<String>,
 }
 

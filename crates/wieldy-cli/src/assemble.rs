@@ -55,7 +55,7 @@ pub(crate) fn executor(
     if config.state.as_os_str().is_empty() {
         for level in [Level::Runc, Level::Crun, Level::Youki, Level::Gvisor, Level::Firecracker] {
             let hint = "`--state DIR` or the key `state` names one";
-            builder = builder.sandbox(Unavailable::new(level, "there is no folder for wieldy's own files", hint));
+            builder = builder.sandbox(Unavailable::new(level, "there is no state folder", hint));
         }
     } else {
         check_system(config)?;
@@ -107,7 +107,7 @@ fn artifacts(config: &Config) -> Result<Option<FolderArtifacts>, Failure> {
     match FolderArtifacts::open(&config.state) {
         Ok(artifacts) => Ok(Some(artifacts)),
         Err(error) if config.origin("state") == Some(&Origin::Default) => {
-            tracing::warn!(error = &error as &dyn std::error::Error, "large outputs are not kept after this command");
+            tracing::warn!(error = &error as &dyn std::error::Error, "large outputs are lost when this command ends");
             Ok(None)
         }
         Err(error) => Err(Failure::broken(error).hint("`--state DIR` or the key `state` names another folder")),
@@ -236,12 +236,12 @@ fn check_system(config: &Config) -> Result<(), Failure> {
         Rootfs::Folder(folder) if !folder.is_dir() => ("rootfs", folder, "is not a folder"),
         Rootfs::Layout(layout) if !layout.is_dir() => ("layout", layout, "is not a folder"),
         Rootfs::Layout(layout) if !["oci-layout", "index.json"].iter().all(|name| layout.join(name).is_file()) => {
-            ("layout", layout, "is no OCI image layout: it has no `oci-layout` or no `index.json`")
+            ("layout", layout, "is not an OCI image layout: it has no `oci-layout` or no `index.json`")
         }
         _ => return Ok(()),
     };
     let hint = match key {
-        "rootfs" => "name a folder with a system in it, or leave the key out to use this machine's",
+        "rootfs" => "name a folder with a root file system, or leave the key out to use this machine's",
         _ => {
             "`skopeo copy docker://debian:stable-slim oci:DIR` makes one; or leave the key out to use this machine's system"
         }

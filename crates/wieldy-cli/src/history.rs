@@ -30,8 +30,10 @@ impl History {
             Ok(Self { store, journal })
         };
         open().map(Some).map_err(|error: StoreError| {
-            let told =
-                CallError::new(Code::JournalFailed, format!("nothing was run, as it could not be recorded: {error}"));
+            let told = CallError::new(
+                Code::JournalFailed,
+                format!("nothing was run, because calls cannot be recorded: {error}"),
+            );
             told.suggest(advice(&error, config)).into()
         })
     }
@@ -56,10 +58,8 @@ pub(crate) fn close(history: Option<History>, ended: Result<Exit, Failure>) -> R
     history.journal.close();
     match (history.journal.lost(), ended) {
         (Some(error), Ok(_)) => {
-            let told = CallError::new(Code::JournalFailed, format!("what ran could not be recorded: {}", error.0));
-            Err(told
-                .suggest("see that the disk has room; the answer above is true, but it is not in the history")
-                .into())
+            let told = CallError::new(Code::JournalFailed, format!("the calls could not be recorded: {}", error.0));
+            Err(told.suggest("free disk space; the result above is valid, but it is not in the history").into())
         }
         (_, ended) => ended,
     }
@@ -143,7 +143,7 @@ fn advice(error: &StoreError, config: &Config) -> String {
     // The library's suggestion is for programs that try again; a command tries once.
     let advice = match error {
         StoreError::Unavailable(_) | StoreError::Full(_) => {
-            "see that it can be reached and written to, and that the disk has room"
+            "check that it can be reached and written, and that the disk has free space"
         }
         error => error.suggestion(),
     };

@@ -154,7 +154,7 @@ mod tests {
     use super::begun;
 
     #[test]
-    fn a_character_that_is_not_finished_is_held_back() {
+    fn an_incomplete_character_is_held_back() {
         for (bytes, count) in [
             (&b""[..], 0),
             (b"abc", 0),

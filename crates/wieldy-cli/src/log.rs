@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_call_is_told_once_unless_somebody_wants_it_twice() {
+    fn the_end_of_a_call_is_reported_once_by_default() {
         let wanted = |levels: &str, file: Option<LogFileConfig>| {
             let config = LogConfig { levels: levels.parse().unwrap(), format: LogFormat::Text, file };
             let filter = filter(&config);

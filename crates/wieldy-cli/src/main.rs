@@ -147,7 +147,7 @@ fn refused(refusal: &clap::Error) -> ExitCode {
     printer.tell(&lines.join("\n"));
     if is_json {
         let told = lines[0].strip_prefix("error: ").unwrap_or("no command is given");
-        let failure = Failure::usage(anyhow::anyhow!("{told}")).hint("`wieldy help` tells what can be typed");
+        let failure = Failure::usage(anyhow::anyhow!("{told}")).hint("`wieldy help` lists the commands");
         let _ = printer.json(&serde_json::json!({ "error": failure.error() }));
     }
     let is_run = std::env::args_os().skip(1).find(|word| !word.as_encoded_bytes().starts_with(b"-"));

@@ -143,15 +143,15 @@ pub(crate) fn hint_for(error: &CallError, tool: &str) -> Option<String> {
     let own = || error.suggestion.clone();
     match error.code {
         Code::SandboxCreationFailed if error.details.contains_key("level") => {
-            let doctor = "`wieldy doctor` tells which levels work here";
+            let doctor = "`wieldy doctor` shows which levels work here";
             Some(own().map_or(doctor.into(), |own| format!("{own}; {doctor}")))
         }
         Code::ConfirmationRequired => Some("`--yes` agrees to it".into()),
         Code::ToolNotFound if error.details.get("near").is_some_and(|near| near == &serde_json::json!([])) => {
-            Some("`wieldy tools` lists the tools there are".into())
+            Some("`wieldy tools` lists all tools".into())
         }
         Code::ValidationFailed if error.details.contains_key("violations") => {
-            Some(format!("`wieldy tools show {tool}` prints what it takes"))
+            Some(format!("`wieldy tools show {tool}` prints its arguments"))
         }
         // The person at the terminal has cancelled the call, and knows why.
         Code::Cancelled if error.details.get("cause").is_some_and(|cause| cause == "caller" || cause == "batch") => {

@@ -64,7 +64,7 @@ fn use_settings(settings: Vec<ServerSettings>, config: &Config, executor: &Execu
     let pins = match pins_path(config).filter(|_| !settings.is_empty()) {
         Some(path) => Pins::open(path).map_err(|error| {
             Failure::broken(error)
-                .hint("`--state DIR` names another folder; with the file gone, servers are agreed to anew")
+                .hint("`--state DIR` names another folder; without the file, a person must agree to the servers again")
         })?,
         None => Pins::default(),
     };
@@ -163,7 +163,7 @@ pub(crate) fn servers(config: &Config, environment: &Environment) -> Result<Vec<
 
 /// Reads the servers in a file of another client.
 pub(crate) fn read(path: &Path, config: &Config) -> Result<Vec<Imported>, Failure> {
-    let doing = || format!("cannot take MCP servers from `{}`", path.display());
+    let doing = || format!("cannot import MCP servers from `{}`", path.display());
     let read = || -> anyhow::Result<Vec<Imported>> {
         // For a file that came with the folder, the trusted bytes count.
         let text = match config.folder.read.get(path) {
@@ -177,7 +177,7 @@ pub(crate) fn read(path: &Path, config: &Config) -> Result<Vec<Imported>, Failur
         };
         Ok(import::servers(&file)?)
     };
-    let hint = "it is the file in which an MCP client, such as an editor, keeps its servers";
+    let hint = "name the file in which an MCP client, such as an editor, stores its servers";
     read().with_context(doing).map_err(|error| Failure::usage(error).hint(hint))
 }
 
@@ -248,7 +248,7 @@ pub(crate) fn address_of(name: &str, config: &Config, environment: &Environment)
     let servers = servers(config, environment)?;
     let Some(server) = servers.iter().find(|server| server.name == name) else { return Ok(None) };
     if server.url.is_none() {
-        return Err(Failure::usage(anyhow!("the MCP server `{name}` is a program: it gets what it needs by `env`")));
+        return Err(Failure::usage(anyhow!("the MCP server `{name}` is a program: give it a token with `env`")));
     }
     address(server, config, environment).map(Some).map_err(Failure::usage)
 }
@@ -324,9 +324,7 @@ fn missing(command: &str, search: &str, cwd: &Path) -> anyhow::Error {
     }
     let folders = search.split(':').filter(|folder| !folder.is_empty()).count();
     let folders = counted(folders, "folder");
-    anyhow!(
-        "there is no program `{command}` in the {folders} of PATH; install it, or write its whole path as `command`"
-    )
+    anyhow!("there is no program `{command}` in the {folders} of PATH; install it, or set `command` to its full path")
 }
 
 /// Returns the limits of one call that also suit a server of many calls: the amount that it reads, writes and computes

@@ -192,7 +192,7 @@ impl Admission {
                 return Ok(self.slot(consent, requester, Duration::ZERO));
             };
             if queue.waiting() >= self.gate.limits.calls_waiting_max && !queue.evict_for(&requester) {
-                return Err(self.refusal(reached, &requester, Duration::ZERO, "and no more may wait"));
+                return Err(self.refusal(reached, &requester, Duration::ZERO, "and the queue is full"));
             }
             queue.enqueue(&self.gate, requester, self.rank(priority))
         };
@@ -216,7 +216,7 @@ impl Admission {
             biased;
             woken = &mut place.woken => {
                 if woken.is_err() {
-                    return Err(refusal(&place.requester, "and its place in the queue went to a tenant with fewer"));
+                    return Err(refusal(&place.requester, "and a tenant with fewer waiting calls took its place"));
                 }
                 place.taken = true;
                 Ok(self.slot(consent, place.requester.clone(), since.elapsed()))
@@ -226,7 +226,7 @@ impl Admission {
                 if clocks.deadline == Some(end) {
                     return Err(Clock::Total.error(flight.opened.elapsed(), false));
                 }
-                Err(refusal(&place.requester, "and none came free in time"))
+                Err(refusal(&place.requester, "and none became free in time"))
             }
         }
     }

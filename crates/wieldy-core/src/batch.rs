@@ -440,7 +440,7 @@ impl Executor {
 
 /// Returns the future in the reusable allocation `seat`.
 fn seated<F>(seat: &mut Pin<Box<Option<F>>>) -> Pin<&mut F> {
-    seat.as_mut().as_pin_mut().expect("somebody has taken it")
+    seat.as_mut().as_pin_mut().expect("the allocation has a future")
 }
 
 /// Replaces the call's references by results, or returns the reason why the call is not started.
@@ -460,7 +460,7 @@ fn bind(
     let name = |place: usize| id(place).map_or_else(|| format!("#{}", place + 1), str::to_owned);
     let skipped = |why: String, because: usize| {
         let reason = CallError::new(Code::Cancelled, format!("skipped: {why}"))
-            .suggest("this call was not begun; see to the other one first");
+            .suggest("this call was not started; first find out why the other call failed");
         Box::new(reason.detail("cause", "skipped").detail("because_of", name(because)))
     };
     let unmet = needs.iter().copied().find(|need| results[*need].as_ref().is_none_or(|result| !result.is_success()));

@@ -98,7 +98,7 @@ impl Breakers {
             *state = state.enter(Instant::now()).map_err(|wait| {
                 CallError::new(
                     Code::CircuitOpen,
-                    format!("`{tool}` failed too often in a row and is left alone for a while"),
+                    format!("the circuit breaker of `{tool}` is open: it failed too often in a row"),
                 )
                 .suggest("use another tool, or try again later")
                 .after(wait)

@@ -369,7 +369,7 @@ mod tests {
     }
 
     async fn store(cache: &AnswerCache, name: &str) {
-        leader_of(cache, name).await.expect("nobody has it").store(&Outcome::text(name), SECOND);
+        leader_of(cache, name).await.expect("no answer is cached").store(&Outcome::text(name), SECOND);
     }
 
     #[tokio::test(start_paused = true)]
@@ -391,7 +391,9 @@ mod tests {
     /// Stores an answer for a tenant.
     async fn store_for(cache: &AnswerCache, tenant: &str, name: &str) {
         let key = key_of(tenant, name);
-        let Lookup::Leader(leader) = cache.get(key, key, &Touches::nothing()).await else { panic!("nobody has it") };
+        let Lookup::Leader(leader) = cache.get(key, key, &Touches::nothing()).await else {
+            panic!("no answer is cached")
+        };
         leader.store(&Outcome::text(name), SECOND);
     }
 
@@ -423,10 +425,10 @@ mod tests {
         let large = Outcome { artifact: Some(crate::ArtifactId::next()), ..Outcome::text("x".repeat(9_500)) };
         let large = large.structured(json!({"paid": true}));
         let store =
-            async |cache: &AnswerCache| leader_of(cache, "a").await.expect("nobody has it").store(&large, SECOND);
+            async |cache: &AnswerCache| leader_of(cache, "a").await.expect("no answer is cached").store(&large, SECOND);
         let cache = new_cache();
         store(&cache).await;
-        assert!(leader_of(&cache, "a").await.is_some(), "what is only cached is made again");
+        assert!(leader_of(&cache, "a").await.is_some(), "cached values are computed again");
         let keys = new_cache().storing_all();
         store(&keys).await;
         let Lookup::Hit(again) = keys.get(key("a"), key("a"), &reads("a")).await else {
@@ -457,7 +459,7 @@ mod tests {
         let cache = new_cache();
         store(&cache, "a/x").await;
         store(&cache, "b").await;
-        let reading = leader_of(&cache, "c").await.expect("nobody has it");
+        let reading = leader_of(&cache, "c").await.expect("no answer is cached");
         cache.invalidate(&writes("a"));
         cache.invalidate(&writes("c"));
         assert!(leader_of(&cache, "a/x").await.is_some(), "spoiled");
@@ -465,7 +467,7 @@ mod tests {
         let fresh = leader_of(&cache, "c").await.expect("who comes after the write does not wait for a read before it");
         reading.store(&Outcome::text("old"), SECOND);
         drop(fresh);
-        assert!(leader_of(&cache, "c").await.is_some(), "what was read before the write is not kept");
+        assert!(leader_of(&cache, "c").await.is_some(), "an answer from before the write is not cached");
     }
 
     #[tokio::test(start_paused = true)]

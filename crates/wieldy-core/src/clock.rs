@@ -61,7 +61,7 @@ impl Clock {
             ),
             Self::Silence => (
                 "silence",
-                format!("the run was stopped because it showed no sign of life for {seconds:.3} s"),
+                format!("the run was stopped because it gave no output and no progress for {seconds:.3} s"),
                 "make the tool report progress, or allow a longer silence",
             ),
         };

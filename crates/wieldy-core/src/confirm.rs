@@ -97,11 +97,11 @@ impl Confirmation {
             lines.push(format!("  network: {network}"));
             if !program.files.is_empty() {
                 let files: Vec<String> = program.files.iter().map(|file| shown_in_line(&file.path)).collect();
-                lines.push(format!("  files that must stay as they are until it starts: {}", files.join(", ")));
+                lines.push(format!("  files that must not change until it starts: {}", files.join(", ")));
             }
             if program.unchecked > 0 {
                 let count = program.unchecked;
-                lines.push(format!("  names that were not looked at, whose files may change unnoticed: {count}"));
+                lines.push(format!("  names that were not checked, so their files may change: {count}"));
             }
         }
         lines.push(String::new());
@@ -204,11 +204,11 @@ impl From<NoConsent> for CallError {
             }
             NoConsent::Refused => (Code::ConfirmationDenied, "refused", "do it another way, or ask the person why"),
             NoConsent::Expired(_) => {
-                (Code::ConfirmationDenied, "expired", "call again when somebody is there to answer")
+                (Code::ConfirmationDenied, "expired", "call again when a person is there to answer")
             }
-            NoConsent::Mismatch => (Code::ConfirmationDenied, "mismatch", "call again and confirm that very call"),
+            NoConsent::Mismatch => (Code::ConfirmationDenied, "mismatch", "call again and confirm the new call"),
             NoConsent::Changed(_) => {
-                (Code::ConfirmationDenied, "changed", "look at it again, then repeat the call and confirm that one")
+                (Code::ConfirmationDenied, "changed", "read it again, then repeat the call and confirm the new one")
             }
             NoConsent::Failed(_) => (Code::ConfirmationDenied, "failed", "call again when the person can be reached"),
         };
@@ -275,7 +275,7 @@ impl Consent {
             () = tokio::time::sleep_until(expiry) => Err(NoConsent::Expired(expires_in)),
             answer = asked => match answer {
                 Ok(answer) => answer.map_err(NoConsent::Failed),
-                Err(_) => Err(NoConsent::Failed("whoever was asked panicked".into())),
+                Err(_) => Err(NoConsent::Failed("the confirmer panicked".into())),
             },
         };
         let by = answer.as_ref().ok().and_then(|answer| answer.by.clone());

@@ -39,9 +39,10 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
 /// Reads a time as people write it: `2026-11-16T08:00:00Z`, or a duration back from now such as `2h`.
 pub fn parse_since(text: &str) -> Result<Timestamp, String> {
     let back = || parse_duration(text).ok().and_then(|back| Timestamp::now().checked_sub(back).ok());
-    text.parse().ok().or_else(back).ok_or_else(|| {
-        format!("`{text}` is neither a time such as `2026-11-16T08:00:00Z` nor one back from now such as `2h`")
-    })
+    text.parse()
+        .ok()
+        .or_else(back)
+        .ok_or_else(|| format!("`{text}` is neither a time such as `2026-11-16T08:00:00Z` nor an age such as `2h`"))
 }
 
 pub(crate) fn serialize<S: Serializer>(duration: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {

@@ -208,7 +208,7 @@ impl Executor {
         let refused = match (opened, too_large) {
             (Receipt::Refused(error), _) => Some(error.into()),
             (_, Some(too_large)) => {
-                let advice = "put what is large into a file of the workspace, and name the file";
+                let advice = "write large values to a file in the workspace, and pass its path";
                 Some(CallError::new(Code::ValidationFailed, too_large.to_string()).suggest(advice))
             }
             _ if engine.stopping.load(Ordering::Acquire) => Some(CancelCause::Shutdown.error()),

@@ -37,23 +37,21 @@ pub struct CallError {
 impl CallError {
     /// Returns the error of a call that was open when its executor stopped.
     pub fn interrupted(repeatable: bool) -> Self {
-        let mut error = Self::new(
-            Code::OutcomeUnknown,
-            "the executor stopped while the call was open, so what came of it is not known",
-        );
+        let mut error =
+            Self::new(Code::OutcomeUnknown, "the executor stopped while the call was open, so its outcome is unknown");
         error.retryable = repeatable;
         error.suggest(if repeatable {
-            "it may be called again: that does no harm"
+            "call it again: repeating it does no harm"
         } else {
-            "find out whether it had its effect before calling it again"
+            "check whether it took effect before you call it again"
         })
     }
 
     /// Returns the error of a call with an idempotency key whose caller went away while it ran.
     pub(crate) fn outcome_unknown() -> Self {
-        let message = "the call with this idempotency key was left alone while it ran, so what came of it is not known";
+        let message = "the call with this idempotency key was abandoned while it ran, so its outcome is unknown";
         Self::new(Code::OutcomeUnknown, message)
-            .suggest("find out whether it had its effect; to run it again, use another key")
+            .suggest("check whether it took effect; to run it again, use another key")
     }
 
     /// Creates an error with the code's own name, category and default for `retryable`.

@@ -348,8 +348,7 @@ impl<'a> Walk<'a> {
                 Err(Spent) => Box::pin(self.misfit_on_worker(outcome)).await,
                 in_place => in_place,
             };
-            let misfit =
-                misfit.unwrap_or_else(|Spent| Some("as far as can be told: checking it takes too much work".into()));
+            let misfit = misfit.unwrap_or_else(|Spent| Some("or is too complex to check".into()));
             outcome.failure = misfit.map(|misfit| {
                 let message = format!("the tool's answer does not fit its output schema {misfit}");
                 let advice =
@@ -360,7 +359,7 @@ impl<'a> Walk<'a> {
         // An artifact store is foreign code: its panic fails the call, not the caller.
         if std::panic::catch_unwind(AssertUnwindSafe(|| run.fit(outcome))).is_err() {
             let message = "the answer is too large for a result, and the artifact store panicked";
-            let advice = "ask for less at once; why the store fails is for whoever runs it to find out";
+            let advice = "ask for less at once; the operator has to find out why the artifact store fails";
             *outcome = Outcome::default().failed(CallError::new(Code::ExecutionError, message).suggest(advice));
         }
     }

@@ -37,7 +37,7 @@ pub enum CancelCause {
 }
 
 /// The advice for a cancelled call.
-const WANTED: &str = "somebody wanted it to end; call it again only if it is still needed";
+const WANTED: &str = "it was cancelled on purpose; call it again only if it is still needed";
 
 impl CancelCause {
     /// Returns the cause as written in `details.cause`.
@@ -59,8 +59,8 @@ impl CancelCause {
             Self::Batch => ("the call's batch was cancelled", WANTED),
             Self::Session => ("the call's session was cancelled", WANTED),
             Self::Tenant => ("all calls of the tenant were cancelled", WANTED),
-            Self::CallerGone => ("nobody waits for the call any more", "wait for it, or begin it as a task"),
-            Self::Shutdown => ("the executor is stopping", "call again when it has started anew"),
+            Self::CallerGone => ("no client waits for the call any more", "wait for it, or begin it as a task"),
+            Self::Shutdown => ("the executor is stopping", "call again when it has restarted"),
         };
         CallError::new(Code::Cancelled, message).suggest(advice).detail("cause", self.as_str())
     }

@@ -182,7 +182,10 @@ mod tests {
         let unknown = Touches::of(&ToolSpec::new("m", ""), &json!({}));
         assert!(unknown.conflicts(&reads("a")) && unknown.conflicts(&unknown));
         let pure = ToolSpec { footprint: Some(Default::default()), ..ToolSpec::new("p", "").read_only() };
-        assert!(!unknown.conflicts(&Touches::of(&pure, &json!({}))), "a tool that touches nothing is in nobody's way");
+        assert!(
+            !unknown.conflicts(&Touches::of(&pure, &json!({}))),
+            "a tool that touches nothing conflicts with no other"
+        );
         let anywhere = Touches::of(&ToolSpec::new("s", "").read_only(), &json!({}));
         assert!(writes("a").conflicts(&anywhere) && !anywhere.conflicts(&reads("a")));
     }

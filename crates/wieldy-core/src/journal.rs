@@ -177,7 +177,7 @@ pub struct JournalError(pub String);
 impl From<JournalError> for CallError {
     fn from(error: JournalError) -> Self {
         CallError::new(Code::JournalFailed, error.to_string())
-            .suggest("nothing was run; look at the journal's disk or database and try again")
+            .suggest("nothing was run; check the journal's disk or database and try again")
     }
 }
 

@@ -202,7 +202,7 @@ mod tests {
         assert!(!waiting.is_finished());
         change();
         let woken = tokio::time::timeout(Duration::from_secs(1), waiting).await;
-        woken.expect("it must be told").expect("it must not panic")
+        woken.expect("it must be reported").expect("it must not panic")
     }
 
     #[tokio::test(start_paused = true)]
@@ -221,7 +221,7 @@ mod tests {
         owner.0.push(event(1));
         let mut observer = Observer::new(Arc::clone(&owner) as Source, false);
         assert_eq!(observer.next().now_or_never(), Some(Some(Seen::Event(event(1)))));
-        assert!(!owner.0.lock().watched, "whoever finds an event need not be told of it");
+        assert!(!owner.0.lock().watched, "a reader that finds an event needs no notification");
         assert_eq!(observer.next().now_or_never(), None);
         assert!(owner.0.lock().watched);
     }

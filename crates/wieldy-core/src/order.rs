@@ -103,7 +103,7 @@ impl<'a> TouchedPaths<'a> {
     }
 
     fn record(&mut self, call: usize, nodes: &[usize], writes: bool) {
-        let (last, above) = nodes.split_last().expect("every way begins at the whole");
+        let (last, above) = nodes.split_last().expect("every path begins at the root");
         for place in above {
             let node = &mut self.nodes[*place];
             let group = if writes { &mut node.writers_below } else { &mut node.readers_below };

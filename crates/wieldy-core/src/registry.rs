@@ -96,7 +96,7 @@ pub enum RegisterError {
     },
     /// A tool of another provider, or another tool of the same provider, already has the name.
     #[error(
-        "`{name}` of {newcomer} would hide the tool of {holder} with the same name; give it another or a qualified one"
+        "`{name}` of {newcomer} would hide the tool of {holder} with the same name; give it another or a qualified name"
     )]
     Shadows {
         /// The name.
@@ -156,7 +156,7 @@ impl From<NotFound> for CallError {
             NotFound::Unknown { advice: Some(advice), near, .. } => error.suggest(advice).detail("near", json!(near)),
             NotFound::Unknown { near, .. } => {
                 let names: Vec<&str> = near.iter().map(String::as_str).collect();
-                let hint = did_you_mean(&names).unwrap_or_else(|| "list the tools to see which there are".into());
+                let hint = did_you_mean(&names).unwrap_or_else(|| "list the tools to see their names".into());
                 error.suggest(hint).detail("near", json!(near))
             }
             NotFound::Ambiguous { candidates, .. } => {

@@ -342,7 +342,7 @@ impl Run {
     /// Returns a [`Background`], which runs programs that outlive this run, in the sandbox of the caller's session.
     pub fn background(&self) -> Result<Background, RunError> {
         let Some(session) = self.caller().session_key() else {
-            let message = "what runs in the background belongs to a session, and this call is part of none";
+            let message = "background processes belong to a session, and this call has no session";
             return Err(
                 RunError::invalid_input(message).suggest("make the call in a session, or wait for the command's end")
             );

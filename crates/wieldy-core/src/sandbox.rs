@@ -251,7 +251,7 @@ pub enum Breach {
 impl Breach {
     /// The reason of a denied write if the workspace itself is read-only.
     pub const WORKSPACE_IS_READ_ONLY: &'static str =
-        "the workspace is read-only on this machine, and so it is in the sandbox";
+        "the workspace is read-only on this machine, so it is read-only in the sandbox too";
 
     /// Returns true if the access may have been another command's.
     pub fn is_shared(&self) -> bool {
@@ -377,7 +377,7 @@ impl Overrun {
             ),
         };
         let error = CallError::new(Code::ResourceLimitExceeded, message)
-            .suggest(format!("do with less; a higher `{limit}` is the operator's to give"))
+            .suggest(format!("use less; only the operator can raise `{limit}`"))
             .detail("limit", limit.as_str())
             .detail("allowed", *allowed)
             .detail("used", *used);

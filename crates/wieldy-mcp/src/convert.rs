@@ -314,7 +314,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_kind_of_block_comes_back_as_it_went() {
+    fn every_kind_of_block_survives_a_round_trip() {
         let blocks = json!([
             {"type": "text", "text": "hi"},
             {"type": "image", "data": "aGk=", "mimeType": "image/png"},
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_resource_is_shown_as_text() {
+    fn invalid_resources_are_shown_as_text() {
         let odd = Content::Resource { resource: json!({"odd": true}) };
         assert_eq!(block(odd), ContentBlock::text(r#"{"odd":true}"#));
     }

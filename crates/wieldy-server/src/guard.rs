@@ -143,9 +143,9 @@ pub(crate) async fn pass(State(guard): State<Arc<RequestGuard>>, mut request: Re
 
 fn refusal(refused: &Refusal) -> Response {
     let (code, message, challenge) = match refused {
-        Refusal::Host => (StatusCode::FORBIDDEN, "this server is not known by that name", None),
-        Refusal::Origin => (StatusCode::FORBIDDEN, "web pages from there may not call", None),
-        Refusal::NoToken => (StatusCode::UNAUTHORIZED, "show a token as `Authorization: Bearer …`", Some("Bearer")),
+        Refusal::Host => (StatusCode::FORBIDDEN, "this server does not serve that host name", None),
+        Refusal::Origin => (StatusCode::FORBIDDEN, "web pages of that origin may not call this server", None),
+        Refusal::NoToken => (StatusCode::UNAUTHORIZED, "send a token as `Authorization: Bearer …`", Some("Bearer")),
         Refusal::WrongToken => {
             (StatusCode::UNAUTHORIZED, "the token is not known", Some("Bearer error=\"invalid_token\""))
         }

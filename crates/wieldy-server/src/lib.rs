@@ -78,7 +78,7 @@ impl HttpOptions {
 #[derive(Debug, thiserror::Error)]
 pub enum HttpError {
     /// Other machines could call without a token.
-    #[error("without a token only this machine may call, and {0} is an address that others reach")]
+    #[error("other machines can reach {0}, so a token is required")]
     NoToken(SocketAddr),
     /// The server cannot listen at the address.
     #[error("cannot listen at {0}")]
@@ -144,7 +144,7 @@ impl HttpServer {
             match accepted {
                 Ok((stream, permit)) => connection(stream, permit, app.clone(), &graceful, head_timeout),
                 Err(error) => {
-                    tracing::warn!(error = &error as &dyn std::error::Error, "a connection could not be taken");
+                    tracing::warn!(error = &error as &dyn std::error::Error, "cannot accept a connection");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             }
@@ -158,7 +158,7 @@ impl HttpServer {
 
 /// Returns the next connection, once the number of open ones allows it.
 async fn accept(listener: &TcpListener, room: &Arc<Semaphore>) -> io::Result<(TcpStream, OwnedSemaphorePermit)> {
-    let permit = Arc::clone(room).acquire_owned().await.expect("nobody closes the room");
+    let permit = Arc::clone(room).acquire_owned().await.expect("the semaphore is never closed");
     let (stream, _) = listener.accept().await?;
     stream.set_nodelay(true)?;
     Ok((stream, permit))

@@ -67,7 +67,7 @@ impl Signer {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 let made = Ed25519KeyPair::generate_pkcs8(&ring::rand::SystemRandom::new())
-                    .map_err(|_| failed("the system gives no random numbers".into()))?;
+                    .map_err(|_| failed("the operating system provides no random numbers".into()))?;
                 create_private(path, made.as_ref()).map_err(|error| failed(error.to_string()))?;
                 // Another process may have created the file first: its key counts.
                 fs::read(path).map_err(|error| failed(error.to_string()))?

@@ -251,7 +251,7 @@ impl Committer {
             Ok(())
         })?;
         let (Some(first), Some(last)) = (found.first(), found.last()) else {
-            return Err(StoreError::Damaged("records are gone that were written".into()));
+            return Err(StoreError::Damaged("records that were written are missing".into()));
         };
         // The projection needs no more than the position of its records.
         let changeset = self.projection.project(records, &Head { seq: first.seq - 1, hash: [0; 32] });
@@ -269,7 +269,7 @@ impl Committer {
         let done = done.and_then(|()| crate::recovery::recover_calls(self, false));
         let done = done.and_then(|_| self.sign());
         if let Err(error) = done {
-            tracing::warn!(error = &error as &dyn std::error::Error, "the history cannot be looked after");
+            tracing::warn!(error = &error as &dyn std::error::Error, "cannot maintain the history");
             let _ = self.reconnect();
         }
     }
@@ -280,7 +280,7 @@ impl Committer {
             return;
         }
         let more = self.drop_some(&retention).unwrap_or_else(|error| {
-            tracing::warn!(error = &error as &dyn std::error::Error, "what is too old in the history is not dropped");
+            tracing::warn!(error = &error as &dyn std::error::Error, "cannot drop old records of the history");
             false
         });
         self.prune_schedule.next =
@@ -291,7 +291,7 @@ impl Committer {
     fn index_words(&mut self, at_least: u64) {
         let left = self.database.index_words(at_least);
         self.unindexed = left.unwrap_or_else(|error| {
-            tracing::debug!(error = &error as &dyn std::error::Error, "the words of calls are not taken");
+            tracing::debug!(error = &error as &dyn std::error::Error, "cannot index the words of calls");
             0 // later processes try again
         });
     }
@@ -320,7 +320,7 @@ impl Committer {
         let _ = self.database.set_sync(SyncMode::Deferred);
         if let Err(error) = self.commit(&[closed], true) {
             let error = &error as &dyn std::error::Error;
-            tracing::warn!(error, "the history does not know that this executor ended");
+            tracing::warn!(error, "cannot record in the history that this executor ended");
             return;
         }
         self.database.unlock_liveness();

@@ -16,7 +16,7 @@ pub enum StoreError {
     #[error("{0}")]
     Damaged(String),
     /// A history written by a newer version of the program.
-    #[error("the history has the form {found}, and this program knows those up to {known}")]
+    #[error("the history has schema version {found}, and this program supports versions up to {known}")]
     Newer {
         /// The schema version that was found.
         found: u32,
@@ -24,7 +24,9 @@ pub enum StoreError {
         known: u32,
     },
     /// Another process took this executor for dead and closed its calls.
-    #[error("another process took this executor for dead and closed its calls, so it writes no more")]
+    #[error(
+        "another process considered this executor dead and closed its calls, so this executor cannot write any more"
+    )]
     TakenForDead,
     /// An address that names no history.
     #[error("{0}")]
@@ -52,16 +54,16 @@ impl StoreError {
     pub fn suggestion(&self) -> &'static str {
         match self {
             Self::Unavailable(_) | Self::Full(_) => {
-                "free the disk, or see that the database can be reached; it is tried again by itself"
+                "free disk space, or make sure that the database can be reached; wieldy retries automatically"
             }
             Self::Damaged(_) => {
-                "put it aside and start a new one, or bring back a backup (`wieldy history backup` makes one)"
+                "move it away and start a new one, or restore a backup (`wieldy history backup` makes one)"
             }
             Self::Newer { .. } => "use the version of wieldy that wrote it, or a newer one",
             Self::TakenForDead => "start the executor again",
             Self::Address(_) => "name a file, or a server as `postgres://user@host/database`",
-            Self::Key { .. } => "give it back its owner and mode (0600), or move it away to begin with a new key",
-            Self::Query(_) => "`wieldy history --help` says what can be asked",
+            Self::Key { .. } => "restore its owner and its mode (0600), or move it away to start with a new key",
+            Self::Query(_) => "`wieldy history --help` lists the filters",
         }
     }
 }

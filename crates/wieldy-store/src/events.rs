@@ -50,7 +50,7 @@ impl std::str::FromStr for EventCursor {
             let (call, seq) = text.split_once('.')?;
             Some(Self { call: call.parse().ok().filter(|call| *call < i64::MAX)?, seq: seq.parse().ok()? })
         };
-        read().ok_or_else(|| format!("`{text}` is no cursor: take the one that the last page ended with"))
+        read().ok_or_else(|| format!("`{text}` is not a cursor: use the one at the end of the previous page"))
     }
 }
 

@@ -84,7 +84,7 @@ impl Tool for HistorySearch {
         spec(
             "history_search",
             "Finds calls that you made before, by tool, words, session, status or time. The latest come first, with their \
-             arguments, how they ended and how long they took; what they returned is not kept.",
+             arguments, how they ended and how long they took; their output is not stored.",
         )
     }
 
@@ -116,8 +116,8 @@ impl Tool for HistoryStats {
     fn spec(&self) -> ToolSpec {
         spec(
             "history_stats",
-            "Tells how the calls that you made before went: how many, how many failed, how long they took (half, 95 and 99 of \
-             100 took no longer). By tool or day, in UTC.",
+            "Summarizes the calls that you made before: how many, how many failed, how long they took (p50, p95, p99). \
+             By tool or day, in UTC.",
         )
     }
 
@@ -185,7 +185,7 @@ pub(crate) fn own_calls(run: &Run) -> Result<Query, RunError> {
     // Calls that were recorded without a workspace may be of any folder, so no agent sees them.
     let Some(workspace) = run.confinement().recorded_workspace() else {
         return Err(RunError::invalid_input(
-            "the history cannot be asked without a workspace that has an absolute path",
+            "the history cannot be queried without a workspace that has an absolute path",
         ));
     };
     Ok(Query {
@@ -211,6 +211,6 @@ pub(crate) async fn run_query<T: Send + 'static>(
         |error: StoreError| CallError::new(Code::ExecutionError, error.to_string()).suggest(error.suggestion());
     match tokio::task::spawn_blocking(move || question(&store)).await {
         Ok(answer) => answer.map_err(|error| RunError::from(call_error(error)).before_effect()),
-        Err(_) => Err("the history could not be asked".into()),
+        Err(_) => Err("the history could not be queried".into()),
     }
 }

@@ -81,8 +81,8 @@ impl Tool for GetMetrics {
         spec(
             "GetMetrics",
             "Tells performance metrics of your calls: counts, failures and latency percentiles by tool or day, as \
-             `history_stats` does, and live counters of what runs and waits now and of tools that are left alone because they \
-             fail.",
+             `history_stats` does, and live counters of running and waiting calls and of tools whose circuit breaker is \
+             open.",
         )
     }
 

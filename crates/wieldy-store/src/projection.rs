@@ -217,10 +217,7 @@ pub(crate) struct EventRow {
 #[derive(Debug)]
 pub(crate) struct Changeset {
     /// The head of the trail before the group.
-    #[cfg_attr(
-        not(feature = "postgres"),
-        expect(dead_code, reason = "a file that is locked ends where it was read to")
-    )]
+    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "a locked file has the head that was read"))]
     pub(crate) after: Head,
     /// The head of the trail after the group.
     pub(crate) head: Head,

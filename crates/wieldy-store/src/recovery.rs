@@ -37,11 +37,11 @@ pub(crate) fn commit_orphaned_wals(database: &mut dyn Database, patience: Durati
         match commit_orphaned_wal(database, &wal) {
             Ok(true) => wal.remove(),
             Ok(false) if wal.is_empty() => {} // its executor may be about to start
-            Ok(false) => tracing::warn!(path, "a log is not of an executor of this history: whose is it?"),
+            Ok(false) => tracing::warn!(path, "a write-ahead log belongs to no executor of this history"),
             Err(error) if error.is_passing() => return Err(error),
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
-                tracing::error!(path, error, "not all of a log could be filed; it is put aside as `.damaged`");
+                tracing::error!(path, error, "cannot apply all of a write-ahead log; it is renamed to `.damaged`");
                 wal.rename_damaged()
                     .map_err(|error| StoreError::Unavailable(format!("cannot rename `{path}`: {error}")))?;
             }
@@ -65,7 +65,7 @@ fn commit_orphaned_wal(database: &mut dyn Database, wal: &OrphanedWal) -> Result
     let mut projection = Projection::new(wal.instance.parse().unwrap_or_default(), contents.task_ttl, indexes_on_write);
     let (records, is_all) = contents.records_after(last_seq as u64);
     if has_ended && !records.is_empty() {
-        return Err(StoreError::Damaged("its executor was taken for dead before".into()));
+        return Err(StoreError::Damaged("its executor was considered dead before".into()));
     }
     failpoint::reach("settle.read");
     if !records.is_empty() {

@@ -129,7 +129,7 @@ impl Store {
         // A process that may only read still can.
         if let Err(error) = recovery::commit_orphaned_wals(&mut *first, ORPHANED_WAL_WAIT) {
             let error = &error as &dyn std::error::Error;
-            tracing::warn!(error, "what executors left in their logs is not filed");
+            tracing::warn!(error, "cannot apply the write-ahead logs of dead executors");
         }
         let (idle, journals) = (Arc::new(Mutex::new(vec![first])), Arc::default());
         Ok(Self { address: address.clone(), idle, journals })
@@ -362,7 +362,7 @@ fn register(database: &mut dyn Database, id: Uuid) -> Result<i64, StoreError> {
         Value::Time(now),
     ];
     let number = one_int(database, &sql, &values)?;
-    number.ok_or_else(|| StoreError::Damaged("the history gives no number to this executor".into()))
+    number.ok_or_else(|| StoreError::Damaged("the history assigned no number to this executor".into()))
 }
 
 /// Returns the name of this machine, or of this container of it: the scope of a process number.

@@ -254,7 +254,9 @@ impl ChainWalk {
                 self.dropped_seq = self.verdict.first_seq - 1;
                 self.verdict.dropped = self.dropped_seq as u64;
             }
-            None => self.problem(1, "it is missing, with all up to the first one there is, and no record says why"),
+            None => {
+                self.problem(1, "it and all records before the first stored one are missing, and no record explains it")
+            }
         }
         Ok(())
     }
@@ -278,18 +280,18 @@ impl ChainWalk {
         let heads = heads.iter().map(|head| (head, false)).chain(anchors.iter().map(|anchor| (anchor, true)));
         for (head, is_anchor) in heads {
             if !head.is_signed_by(key.unwrap_or(&head.key)) {
-                self.problem(head.seq, "the signature of the trail's end there is not good, or by another key");
+                self.problem(head.seq, "its signature is invalid, or was made with another key");
                 continue;
             }
             if is_anchor && head.seq > self.end.seq {
-                self.problem(self.end.seq + 1, "it is missing: an anchor was made when the trail was longer");
+                self.problem(self.end.seq + 1, "it is missing: the trail was longer when an anchor was made");
                 continue;
             }
             let hash = from_hex(&head.hash).and_then(|hash| Hash::try_from(hash).ok()).unwrap_or_default();
             if head.seq > self.dropped_seq {
                 self.signed.entry(head.seq).or_default().push((hash, is_anchor));
             } else if head.seq == self.dropped_seq && hash != self.hash {
-                self.problem(head.seq, "what was dropped is not what was signed");
+                self.problem(head.seq, "the dropped records are not the signed ones");
             }
         }
         Ok(())
@@ -314,20 +316,20 @@ impl ChainWalk {
             return Ok(());
         }
         let Some(writer) = self.instances.get_mut(&instance) else {
-            self.problem(seq, "nothing is known of the executor that wrote it");
+            self.problem(seq, "the executor that wrote it is unknown");
             return Ok(());
         };
         let placed = Placed { seq, instance: writer.id, instance_seq, at, name, execution, subject, data };
         let hash = placed.hash(&self.hash, &mut self.scratch);
         if hash != *row.bytes(8)? {
-            self.problem(seq, "it was changed, or is not in its place");
+            self.problem(seq, "it was changed or moved");
             return Ok(());
         }
         if instance_seq > 0 {
             let before = writer.seq.replace(instance_seq);
             let follows = before.map_or(instance_seq == 1 || self.dropped_seq > 0, |before| instance_seq == before + 1);
             if !follows {
-                self.problem(seq, "its executor said something before it that is not there");
+                self.problem(seq, "an earlier record of its executor is missing");
                 return Ok(());
             }
         }
@@ -335,7 +337,7 @@ impl ChainWalk {
         self.verdict.records += 1;
         for (signed, is_anchor) in self.signed.remove(&seq).unwrap_or_default() {
             if signed != hash {
-                self.problem(seq, "the trail up to it is not the one that was signed");
+                self.problem(seq, "the trail up to it differs from the signed one");
                 return Ok(());
             }
             self.last_signed_seq = seq;
@@ -419,7 +421,7 @@ impl ChainWalk {
     fn note_match(&mut self, id: i64, found: RowMatch) {
         match found {
             RowMatch::Same => {}
-            RowMatch::Different => self.problem(id, "the row of its call in `tool_executions` says something else"),
+            RowMatch::Different => self.problem(id, "the row of its call in `tool_executions` differs"),
             RowMatch::Missing => self.problem(id, "its call has no row in `tool_executions`"),
         }
     }
@@ -427,17 +429,17 @@ impl ChainWalk {
     /// Checks that there is nothing outside the trail that would be taken for a part of it.
     fn check_strays(&mut self, database: &mut dyn Database) -> Result<(), StoreError> {
         let dropped = [Value::Int(self.dropped_seq)];
-        let unopened = "no record opens the call that the row in `tool_executions` is of";
+        let unopened = "no record opens the call of its row in `tool_executions`";
         for (sql, values, what) in [
             (
                 "SELECT min(seq) FROM events WHERE seq > (SELECT seq FROM trail)",
                 &[][..],
-                "it stands behind the end of the trail",
+                "it is after the end of the trail",
             ),
             (
                 "SELECT min(seq) FROM heads WHERE seq > (SELECT seq FROM trail)",
                 &[],
-                "it is missing: the end of the trail was signed when it was longer",
+                "it is missing: the trail was longer when its end was signed",
             ),
             ("SELECT min(id) FROM tool_executions WHERE id > (SELECT seq FROM trail)", &[], unopened),
             (
@@ -467,7 +469,7 @@ impl ChainWalk {
             })
         };
         if !is_right {
-            self.problem(self.end.seq, "what `tallies` counts is not what the trail says");
+            self.problem(self.end.seq, "the counts in `tallies` differ from the trail");
         }
     }
 
@@ -481,16 +483,16 @@ impl ChainWalk {
             return Ok(());
         }
         if self.hash != self.end.hash && self.seq > 0 {
-            self.problem(self.seq, "it is not the one that the trail ended with");
+            self.problem(self.seq, "it is not the last record of the original trail");
         }
         // An attacker without the key could drop any records and append a record that says so.
         if self.is_signed && self.dropped_by > self.last_signed_seq {
-            self.problem(self.dropped_by, "it says what was dropped, and no signature vouches for it");
+            self.problem(self.dropped_by, "it says that records were dropped, but it is not signed");
         }
         let range = [Value::Int(self.dropped_seq), Value::Int(self.end.seq)];
         let rows = one_int(database, "SELECT count(*) FROM tool_executions WHERE id > ?1 AND id <= ?2", &range)?;
         if rows != Some(self.verdict.executions as i64) {
-            self.problem(self.end.seq, "there are rows in `tool_executions` that no record speaks of");
+            self.problem(self.end.seq, "there are rows in `tool_executions` without a record");
         }
         self.compare_open(database)?;
         self.check_strays(database)?;
@@ -509,7 +511,7 @@ impl ChainWalk {
             },
         )?;
         for id in unclosed {
-            self.problem(id, "its call was never closed, though its executor has ended");
+            self.problem(id, "its call was never closed, although its executor has ended");
         }
         Ok(())
     }

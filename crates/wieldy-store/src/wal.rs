@@ -60,7 +60,9 @@ impl Wal {
     pub(crate) fn new(log: PathBuf, history: PathBuf, instance: &str, task_ttl: i64) -> io::Result<Self> {
         let file = fs::OpenOptions::new().write(true).open(&log)?;
         let mut key = Hash::default();
-        SystemRandom::new().fill(&mut key).map_err(|_| io::Error::other("the system gives no random numbers"))?;
+        SystemRandom::new()
+            .fill(&mut key)
+            .map_err(|_| io::Error::other("the operating system provides no random numbers"))?;
         let mut head = [FORMAT.as_slice(), &key, &task_ttl.to_le_bytes(), instance.as_bytes()].concat();
         head.splice(0..0, *blake3::hash(&head).as_bytes());
         head.resize(BLOCK as usize, 0);
@@ -77,7 +79,7 @@ impl Wal {
         let Some(last) = records.last() else { return Ok(true) };
         for (path, file) in &self.paths {
             if !fs::metadata(path).is_ok_and(|found| found.ino() == *file) {
-                return Err(io::Error::other(format!("`{}` is gone from its place", path.display())));
+                return Err(io::Error::other(format!("`{}` was moved or deleted", path.display())));
             }
         }
         self.frame.clear();
@@ -181,7 +183,8 @@ impl OrphanedWal {
         if let Err(error) = fs::remove_file(&self.path)
             && error.kind() != io::ErrorKind::NotFound
         {
-            tracing::warn!(path = %self.path.display(), error = &error as &dyn std::error::Error, "a log stays that is filed");
+            let error = &error as &dyn std::error::Error;
+            tracing::warn!(path = %self.path.display(), error, "cannot delete a write-ahead log that was applied");
         }
     }
 
@@ -392,7 +395,7 @@ mod tests {
             let mut test = TestWal::new();
             fs::rename(test.folder.path().join(gone), test.folder.path().join("elsewhere")).unwrap();
             let error = test.wal.append(&[record(1, 1)], 0).unwrap_err().to_string();
-            assert!(error.ends_with(&format!("{gone}` is gone from its place")), "{error}");
+            assert!(error.ends_with(&format!("{gone}` was moved or deleted")), "{error}");
         }
     }
 

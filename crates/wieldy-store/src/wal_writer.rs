@@ -37,7 +37,7 @@ impl WalWriter {
                     let error = &error as &dyn std::error::Error;
                     tracing::warn!(
                         error,
-                        "the log of this executor cannot be written; calls wait for the history itself"
+                        "cannot write the write-ahead log; calls wait until the history itself is written"
                     );
                     suspend_wal(shared, u64::MAX);
                 }

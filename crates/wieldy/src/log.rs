@@ -134,7 +134,7 @@ fn write_event(event: &Event) {
             TRACE,
             "wieldy::call",
             event,
-            "call goes on",
+            "call progress",
             percent = percent,
             stream = text(event, "/stream"),
             text = text(event, "/message"),

@@ -110,11 +110,11 @@ mod tests {
         );
         assert_eq!(told(Some(r#"{"a":1,"b":2}"#), &["a=x"]).unwrap(), r#"{"a":"x","b":2}"#);
         assert_eq!(told(Some(""), &[]).unwrap(), "{}");
-        assert_eq!(told(Some("[1]"), &[]).unwrap(), "[1]", "whoever validates says what is wrong");
+        assert_eq!(told(Some("[1]"), &[]).unwrap(), "[1]", "the validation reports the mistake");
     }
 
     #[test]
-    fn what_cannot_be_read_says_why() {
+    fn unreadable_arguments_are_reported_with_the_reason() {
         for (whole, pairs, exit, message) in [
             (None, vec!["a"], Exit::WrongUsage, "`a` is not an argument"),
             (None, vec!["=1"], Exit::WrongUsage, "`=1` is not an argument"),
@@ -152,7 +152,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn a_pair_is_taken_apart_at_its_first_sign_or_refused(pair in "\\PC{0,40}") {
+        fn a_pair_is_split_at_its_first_separator(pair in "\\PC{0,40}") {
             if let Ok((key, Value::String(value))) = read_pair(&pair) {
                 let (as_text, as_json) = (format!("{key}={value}"), format!("{key}:="));
                 proptest::prop_assert!(pair == as_text || pair.starts_with(&as_json));

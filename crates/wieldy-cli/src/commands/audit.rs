@@ -33,7 +33,7 @@ pub(crate) fn run(command: &AuditCommand, config: &Config, printer: &Printer) ->
 
 /// Opens the history, which must exist: a missing one cannot be verified.
 fn there(config: &Config) -> Result<Store, Failure> {
-    let nothing = || Failure::broken(anyhow!("there is no history, so nothing can be proved")).hint(WHERE_HISTORY_IS);
+    let nothing = || Failure::broken(anyhow!("there is no history, so nothing can be verified")).hint(WHERE_HISTORY_IS);
     existing(config)?.ok_or_else(nothing)
 }
 
@@ -65,7 +65,7 @@ fn verify(anchors: &[PathBuf], key: Option<&str>, config: &Config, printer: &Pri
     }
     let early = anchors.len().saturating_sub(usize::try_from(verdict.anchors).unwrap_or(usize::MAX));
     if verdict.problem.is_none() && early > 0 {
-        let told = format!("no proof by {} from before the oldest record that is kept", counted(early, "anchor"));
+        let told = format!("cannot check {} from before the oldest record that is kept", counted(early, "anchor"));
         printer.tell(&format!("warning: {told}; `wieldy audit head` makes a new one"));
     }
     match &verdict.problem {
@@ -73,7 +73,7 @@ fn verify(anchors: &[PathBuf], key: Option<&str>, config: &Config, printer: &Pri
         None => printer.line(&whole(&verdict))?,
         Some(problem) => {
             let told = anyhow!("the trail is broken at record {}: {}", problem.seq, shown(&problem.what));
-            let hint = "what stands before that record is as it was written; compare with a backup";
+            let hint = "the records before it are unchanged; compare with a backup";
             printer.tell_failure(&Failure::broken(told).hint(hint));
             return Ok(Exit::ToolFailed);
         }
@@ -123,8 +123,8 @@ fn head(output: Option<&Path>, config: &Config, printer: &Printer) -> Result<Exi
     let written = OpenOptions::new().write(true).create_new(true).open(path);
     match written.and_then(|mut file| file.write_all(text.as_bytes())) {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-            let told = anyhow!("`{}` is there already", path.display());
-            Err(Failure::usage(told).hint("name a file that is not there yet: an anchor is never replaced"))
+            let told = anyhow!("`{}` already exists", path.display());
+            Err(Failure::usage(told).hint("name a file that does not exist yet: an anchor is never replaced"))
         }
         Err(error) => {
             Err(Failure::broken(anyhow::Error::new(error).context(format!("cannot write `{}`", path.display()))))
@@ -132,7 +132,7 @@ fn head(output: Option<&Path>, config: &Config, printer: &Printer) -> Result<Exi
         Ok(()) if printer.json => printer.json(&json!({ "written": path })).map(|()| Exit::Success),
         Ok(()) => {
             printer.tell(&format!(
-                "wrote `{}`; keep it where nobody who writes the history can change it",
+                "wrote `{}`; store it where no program that writes the history can change it",
                 path.display()
             ));
             Ok(Exit::Success)

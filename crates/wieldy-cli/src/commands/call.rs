@@ -93,8 +93,7 @@ async fn call(
 fn warn_of_background(result: &ToolResult, printer: &Printer) {
     let is = |key: &str, value: &str| result.structured.as_ref().is_some_and(|structured| structured[key] == value);
     if &*result.tool == "Bash" && is("state", "running") {
-        printer
-            .tell("warning: what runs in the background ends with this command, as nobody is there to look after it");
+        printer.tell("warning: background processes end with this command");
     }
 }
 
@@ -106,7 +105,8 @@ fn print(result: &ToolResult, live: &Live, printer: &Printer) -> Result<(), Fail
         live.print_rest(result)?;
         let left_out = result.content.iter().filter(|block| !matches!(block, Content::Text { .. })).count();
         if left_out > 0 {
-            printer.tell(&format!("left out what is not text: {}; `--json` has it", counted(left_out, "block")));
+            printer
+                .tell(&format!("left out blocks that are not text: {}; `--json` has it", counted(left_out, "block")));
         }
     }
     printer.call_error(result);

@@ -40,12 +40,12 @@ pub(crate) async fn run(
     }
     if !report.works(isolation) {
         let told = anyhow!("the isolation level `{isolation}` does not work here");
-        let hint = "do what is advised for it above, or choose a level that works by `isolation`";
+        let hint = "follow the advice for it above, or choose a level that works with `isolation`";
         printer.tell_failure(&Failure::broken(told).hint(hint));
     }
     if history.probed.state == ProbeState::Fails {
         let told = anyhow!("the history cannot be used, so no call runs");
-        printer.tell_failure(&Failure::broken(told).hint("do what is advised for it above"));
+        printer.tell_failure(&Failure::broken(told).hint("follow the advice for it above"));
     }
     Ok(Exit::Broken)
 }
@@ -87,7 +87,7 @@ fn history(config: &Config) -> ProbedHistory {
         None => Ok(None),
     }) {
         _ if address.is_none() => {
-            let told = "in memory, as there is no state folder: what was called is forgotten when the command ends";
+            let told = "in memory, as there is no state folder: the records are lost when the command ends";
             probed(ProbeState::Found, told.into(), Some("`--state DIR` names a folder".into()))
         }
         Ok(Some((count, size))) => {
@@ -153,9 +153,12 @@ fn text(report: &Report, history: &ProbedHistory, folder: &[Probed], isolation: 
         (format!("isolation levels (configured: {isolation})"), &report.levels),
         (format!("kernel {} on {}, as {user}", report.kernel, report.architecture), &report.features),
         (format!("control groups: {}", report.cgroups), &report.controllers),
-        (format!("limits at level {isolation}, and who sees to them"), &limits),
-        ("what each level holds programs to, where it works".to_owned(), &holds),
-        ("names held in this workspace while a command runs, so that no program makes them".to_owned(), &placeholders),
+        (format!("limits at level {isolation}, and how they are enforced"), &limits),
+        ("what each level enforces, where it works".to_owned(), &holds),
+        (
+            "placeholders in this workspace while a command runs, so that no program creates these names".to_owned(),
+            &placeholders,
+        ),
         ("where calls are recorded".to_owned(), &history),
         ("configuration that came with this folder, and manifests with mistakes".to_owned(), &folder),
     ];
@@ -187,23 +190,23 @@ fn limit(level: Level, enforcement: &Enforcement) -> Probed {
         Enforcer::Kernel => (ProbeState::Works, "the kernel, for all processes of a call together", None),
         Enforcer::KernelPerProcess => (ProbeState::Works, "the kernel, for each process by itself", None),
         Enforcer::KernelPerSandbox => {
-            let hint = "calls of one session that run at the same time share it; a control group sees to it for each";
+            let hint = "calls of one session that run at the same time share it; a control group limits each call";
             (ProbeState::Works, "the kernel, for all processes of a sandbox together", Some(hint))
         }
-        Enforcer::Watcher => (ProbeState::Works, "a watcher, which ends what has gone too far", None),
-        Enforcer::Executor => (ProbeState::Works, "wieldy itself, which keeps no more", None),
+        Enforcer::Watcher => (ProbeState::Works, "a watcher, which ends a run above the limit", None),
+        Enforcer::Executor => (ProbeState::Works, "wieldy itself, which stores no more", None),
         Enforcer::Nobody => {
             let hint = match level {
-                Level::None => "this level limits next to nothing; use `native`",
+                Level::None => "this level enforces almost no limits; use `native`",
                 Level::Gvisor if enforcement.limit == Limit::Processes => {
-                    "gVisor's kernel has no such limit; that of memory holds, or use `runc`"
+                    "gVisor's kernel has no such limit; the memory limit works, or use `runc`"
                 }
-                _ => "a control group sees to it; do what is advised for it above",
+                _ => "a control group enforces it; follow the advice for it above",
             };
-            (ProbeState::Fails, "nobody", Some(hint))
+            (ProbeState::Fails, "not enforced", Some(hint))
         }
     };
-    Probed { name: enforcement.limit.to_owned(), state, told: told.into(), hint: hint.map(str::to_owned) }
+    Probed { name: enforcement.limit.to_string(), state, told: told.into(), hint: hint.map(str::to_owned) }
 }
 
 /// Returns the limits that a level enforces, on one line.
@@ -218,7 +221,7 @@ fn held(holds: &Holds) -> Probed {
         (true, true, true) => "no network, listed hosts or an open one",
         (true, true, false) => "no network or an open one; lists of hosts are refused",
         (true, false, _) => "no network; anything else is refused",
-        (false, ..) => "the machine's network, whatever is asked for",
+        (false, ..) => "always the machine's network",
     };
     Probed { name: holds.level.to_string(), state, told: format!("{limits}; {network}"), hint: None }
 }
@@ -285,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_lines_up_and_advice_stands_below() {
+    fn lines_are_aligned_and_advice_is_below_them() {
         insta::assert_snapshot!(text(&report(), &probed_history(), &[], Level::Native, false), @r#"
         isolation levels (configured: native)
           ✓ none            told\u{1b}
@@ -300,16 +303,16 @@ mod tests {
           ✗ cpu             told\u{1b}
                             → delegate
 
-        limits at level native, and who sees to them
-          ✗ cpu_millicores  nobody
-                            → a control group sees to it; do what is advised for it above
-          ✓ memory_bytes    a watcher, which ends what has gone too far
+        limits at level native, and how they are enforced
+          ✗ cpu_millicores  not enforced
+                            → a control group enforces it; follow the advice for it above
+          ✓ memory_bytes    a watcher, which ends a run above the limit
 
-        what each level holds programs to, where it works
+        what each level enforces, where it works
           ✗ native          every limit but cpu_millicores; no network, listed hosts or an open one
           ✗ gvisor          every limit but processes; no network or an open one; lists of hosts are refused
 
-        names held in this workspace while a command runs, so that no program makes them
+        placeholders in this workspace while a command runs, so that no program creates these names
           ✓ placeholders    refs, wieldy.toml
 
         where calls are recorded
@@ -318,16 +321,16 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_that_nobody_sees_to_comes_with_advice_for_the_level() {
+    fn an_unenforced_limit_comes_with_advice_for_the_level() {
         let of = |level| limit(level, &Enforcement { limit: Limit::Processes, by: Enforcer::Nobody }).hint.unwrap();
-        assert_eq!(of(Level::Gvisor), "gVisor's kernel has no such limit; that of memory holds, or use `runc`");
-        assert_eq!(of(Level::None), "this level limits next to nothing; use `native`");
-        assert_eq!(of(Level::Runc), "a control group sees to it; do what is advised for it above");
+        assert_eq!(of(Level::Gvisor), "gVisor's kernel has no such limit; the memory limit works, or use `runc`");
+        assert_eq!(of(Level::None), "this level enforces almost no limits; use `native`");
+        assert_eq!(of(Level::Runc), "a control group enforces it; follow the advice for it above");
         assert!(text(&report(), &probed_history(), &[], Level::Gvisor, false).contains("limits at level gvisor,"));
     }
 
     #[test]
-    fn a_limit_of_a_whole_sandbox_is_not_told_as_one_of_a_call() {
+    fn a_limit_of_a_sandbox_is_not_shown_as_one_of_a_call() {
         let told = limit(Level::Native, &Enforcement { limit: Limit::Processes, by: Enforcer::KernelPerSandbox });
         assert_eq!(
             (told.state, told.told.as_str()),
@@ -343,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_is_shown_or_why_there_is_none() {
+    fn a_plan_or_the_reason_for_its_absence_is_shown() {
         assert_eq!(plan_text(&report()), "\nwhat programs see\n  bind /usr read\n");
         let none = Report { plan: Err("no workspace".into()), ..report() };
         assert_eq!(plan_text(&none), "\nwhat programs see\n  nothing: no workspace\n");

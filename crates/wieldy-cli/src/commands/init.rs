@@ -31,7 +31,7 @@ pub(crate) fn run(
     let written = how.open(path).and_then(|mut file| file.write_all(TEMPLATE.as_bytes()));
     match written {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-            return Err(Failure::usage(anyhow!("`{shown}` is there already")).hint("`--force` replaces it"));
+            return Err(Failure::usage(anyhow!("`{shown}` already exists")).hint("`--force` replaces it"));
         }
         Err(error) => {
             return Err(Failure::broken(anyhow::Error::new(error).context(format!("cannot write `{shown}`"))));
@@ -42,9 +42,9 @@ pub(crate) fn run(
     if printer.json {
         printer.json(&serde_json::json!({ "written": path }))?;
     } else {
-        printer.tell(&format!("wrote `{shown}`; `wieldy config show` prints what holds"));
+        printer.tell(&format!("wrote `{shown}`; `wieldy config show` prints the effective configuration"));
         if into.is_none() {
-            printer.tell("once you have changed it, `wieldy trust` makes it count");
+            printer.tell("after each change, run `wieldy trust` so that it is used");
         }
     }
     Ok(Exit::Success)

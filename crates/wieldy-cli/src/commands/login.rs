@@ -32,7 +32,7 @@ pub(crate) fn run(
         return Err(super::upstreams::unknown(name, servers.iter().map(|server| server.name.as_str())));
     };
     if config.state.as_os_str().is_empty() {
-        let told = anyhow!("a login is kept in the state folder, and there is none");
+        let told = anyhow!("logins are stored in the state folder, and there is none");
         return Err(Failure::usage(told).hint("`--state DIR` names one"));
     }
     match command {
@@ -44,8 +44,9 @@ pub(crate) fn run(
 async fn log_in(name: &str, address: &Address, paste: bool, printer: &Printer) -> Result<Exit, Failure> {
     let has_token = address.headers.keys().any(|header| header.eq_ignore_ascii_case("authorization"));
     if has_token {
-        let told = anyhow!("the MCP server `{name}` gets a header `Authorization` already, which would count more");
-        return Err(Failure::usage(told).hint(format!("take it out of `mcp.servers.{name}.headers`")));
+        let told =
+            anyhow!("the MCP server `{name}` already has a header `Authorization`, which would replace the login");
+        return Err(Failure::usage(told).hint(format!("remove it from `mcp.servers.{name}.headers`")));
     }
     let failed = |error: LoginError| failure(name, error);
     let port = address.login.as_ref().and_then(|login| login.port);
@@ -53,13 +54,15 @@ async fn log_in(name: &str, address: &Address, paste: bool, printer: &Printer) -
         let redirect = port.map_or_else(|| NOBODY.to_owned(), |port| format!("http://127.0.0.1:{port}/callback"));
         let login = Login::begin(address, &redirect).await.map_err(failed)?;
         show(&login, printer)?;
-        printer.tell("then type here the address of the page that the browser was sent to, which need not open");
+        printer.tell(
+            "then paste here the address of the page that the browser was sent to, even if the page does not open",
+        );
         let answer = typed().await?;
         login.finish(&answer).await.map_err(failed)?;
     } else {
         let answers = LoginRedirect::bind(port).await.map_err(|error| {
             Failure::broken(anyhow::Error::new(error).context("cannot wait for the answer on this machine"))
-                .hint("`--paste` does without")
+                .hint("`--paste` works without that")
         })?;
         let login = Login::begin(address, answers.redirect()).await.map_err(failed)?;
         let mut interrupts = Interrupts::listen()?;
@@ -111,7 +114,7 @@ async fn typed() -> Result<String, Failure> {
 fn log_out(name: &str, address: &Address, printer: &Printer) -> Result<Exit, Failure> {
     let was_there = Login::forget(address).map_err(|error| failure(name, error))?;
     printer.tell(&match was_there {
-        true => format!("the login to `{name}` is forgotten here; the server may know it until it is too old"),
+        true => format!("the login to `{name}` is forgotten here; the server may accept it until it expires"),
         false => format!("nobody is logged in to `{name}`"),
     });
     if printer.json {
@@ -125,9 +128,9 @@ fn failure(name: &str, error: LoginError) -> Failure {
     let is_refused = matches!(error, LoginError::Refused(_));
     let hint = match &error {
         LoginError::Register(_) => Some(format!(
-            "whoever runs the server may give you a client id: put it into `mcp.servers.{name}.oauth.client-id`"
+            "ask the operator of the server for a client id, and put it into `mcp.servers.{name}.oauth.client-id`"
         )),
-        LoginError::State | LoginError::NoAnswer => Some(format!("`wieldy mcp login {name}` begins anew")),
+        LoginError::State | LoginError::NoAnswer => Some(format!("`wieldy mcp login {name}` starts again")),
         _ => None,
     };
     let told = anyhow::Error::new(error).context(format!("cannot log in to the MCP server `{name}`"));

@@ -81,8 +81,9 @@ fn http_options(args: &ServeArgs, config: &Config, environment: &Environment) ->
     let are_ignored = config.folder.ignored().iter().any(|shown| shown.key.starts_with("serve.tokens"));
     if serve.tokens.is_empty() && are_ignored {
         // Ignoring an untrusted file must not weaken anything, but without these tokens the server would be open.
-        let told =
-            anyhow!("the tokens of `{FILE_NAME}` do not count, as the file is not trusted, and there is no other");
+        let told = anyhow!(
+            "the tokens of `{FILE_NAME}` are ignored because the file is not trusted, and there is no other token"
+        );
         return Err(Failure::usage(told).hint("`wieldy trust` shows what the file would do, and asks"));
     }
     let mut options = HttpOptions::new(args.listen.unwrap_or(serve.listen));
@@ -99,7 +100,7 @@ fn http_options(args: &ServeArgs, config: &Config, environment: &Environment) ->
 
 fn unable(error: HttpError, args: &ServeArgs) -> Failure {
     let hint = match (&error, args.listen) {
-        (HttpError::NoToken(_), _) => "name who may call under `[serve.tokens]`, or listen at 127.0.0.1",
+        (HttpError::NoToken(_), _) => "configure a token under `[serve.tokens]`, or listen at 127.0.0.1",
         (HttpError::Listen(..), Some(_)) => "choose another address or port",
         (HttpError::Listen(..), None) => "`--listen ADDRESS:PORT` or the key `serve.listen` chooses another one",
     };

@@ -28,7 +28,7 @@ pub(crate) fn run(args: &TrustArgs, environment: &Environment, printer: &Printer
     let files = survey(&config, &records);
     for path in &config.folder.untrusted {
         printer.tell(&format!(
-            "warning: `{}` is left out, as it cannot be read or the files are too large",
+            "warning: `{}` is ignored, because it cannot be read or the files are too large",
             shown_in_line(&path.to_string_lossy())
         ));
     }
@@ -45,7 +45,7 @@ pub(crate) fn run(args: &TrustArgs, environment: &Environment, printer: &Printer
             let bytes = &config.folder.read[Path::new(&file.name)];
             records
                 .add(Path::new(&file.name), bytes)
-                .map_err(|error| Failure::broken(error).hint("`--config FILE` takes a file as your own without it"))?;
+                .map_err(|error| Failure::broken(error).hint("`--config FILE` needs no trust"))?;
         }
         printer.tell(&format!("trusted: {}, in the present form", counted(files.len(), "file")));
     }
@@ -192,7 +192,7 @@ fn show(files: &[Surveyed], environment: &Environment, printer: &Printer) -> Res
         if file.name == FILE_NAME {
             let own = environment.config_folder().map(|folder| folder.join(FILE_NAME)).filter(|own| own.exists());
             if let Some(own) = own {
-                printer.line(&format!("  takes the place of {}", shown_in_line(&own.to_string_lossy())))?;
+                printer.line(&format!("  replaces {}", shown_in_line(&own.to_string_lossy())))?;
             }
         }
     }
@@ -202,7 +202,7 @@ fn show(files: &[Surveyed], environment: &Environment, printer: &Printer) -> Res
 /// Asks the person, or refuses if no terminal is attached.
 fn is_agreed(printer: &Printer) -> Result<bool, Failure> {
     if !printer.can_ask() {
-        let told = anyhow!("a person must agree to this, and nobody can be asked");
+        let told = anyhow!("a person must agree to this, and there is no terminal to ask");
         return Err(Failure { exit: Exit::Denied, ..Failure::usage(told).hint("`--yes` agrees beforehand") });
     }
     confirm::ask("trust this? [y/N] ").map_err(|error| Failure::broken(anyhow!(error)))

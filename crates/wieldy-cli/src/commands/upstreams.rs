@@ -70,7 +70,7 @@ fn list(servers: &Upstreams, printer: &Printer) -> Result<Exit, Failure> {
         printer.line(&format!("{:widest$}  {:5}  {known}", server.name, server.transport))?;
     }
     if all.is_empty() {
-        printer.tell("no MCP servers are configured; `wieldy mcp import FILE` takes those of another client");
+        printer.tell("no MCP servers are configured; `wieldy mcp import FILE` imports those of another client");
     }
     Ok(Exit::Success)
 }
@@ -99,7 +99,7 @@ async fn test(servers: &Upstreams, wanted: &[String], printer: &Printer) -> Resu
     if printer.json {
         printer.json(&all)?;
     } else if tested.is_empty() {
-        printer.tell("no MCP servers are configured; `wieldy mcp import FILE` takes those of another client");
+        printer.tell("no MCP servers are configured; `wieldy mcp import FILE` imports those of another client");
     }
     Ok(exit)
 }
@@ -122,7 +122,7 @@ fn report(status: &ServerStatus, took: Duration) -> String {
             }
         }
         _ => {
-            let server = shown_in_line(status.server.as_deref().unwrap_or("a server that does not say who it is"));
+            let server = shown_in_line(status.server.as_deref().unwrap_or("a server without a name"));
             let revision = shown_in_line(status.revision.as_deref().unwrap_or("unknown"));
             let _ = writeln!(text, "{name}: {server}, MCP {revision}, {} ms", took.as_millis());
         }
@@ -137,7 +137,7 @@ fn report(status: &ServerStatus, took: Duration) -> String {
         let _ = writeln!(text, "  {} changed since it was agreed to:\n{}", shown_in_line(tool), indented(diff));
     }
     if !status.changed.is_empty() {
-        let _ = writeln!(text, "  hint: `wieldy mcp pin {name}` agrees to what changed");
+        let _ = writeln!(text, "  hint: `wieldy mcp pin {name}` agrees to the changes");
     }
     text
 }
@@ -161,7 +161,8 @@ async fn pin(servers: &Upstreams, wanted: &[String], yes: bool, printer: &Printe
         }
         if !status.changed.is_empty() && !yes {
             if !printer.can_ask() {
-                let told = anyhow!("somebody must agree to the changes of `{}`, and nobody can be asked", status.name);
+                let told =
+                    anyhow!("a person must agree to the changes of `{}`, and there is no terminal to ask", status.name);
                 return Err(Failure { exit: Exit::Denied, ..Failure::usage(told).hint("`--yes` agrees beforehand") });
             }
             let question = format!("agree to the tools of `{}` as they are now? [y/N] ", status.name);
@@ -247,15 +248,15 @@ fn import(
             &json!({ "written": (!print && !taken.is_empty()).then_some(path), "servers": taken, "toml": text }),
         )?,
         (false, true) => printer.data(text.as_bytes())?,
-        (false, false) if taken.is_empty() => printer.tell("there is nothing to take"),
+        (false, false) if taken.is_empty() => printer.tell("there is nothing to import"),
         (false, false) => printer.tell(&format!(
-            "took {} into `{}`; `wieldy mcp test` tries them",
+            "imported {} into `{}`; `wieldy mcp test` tests them",
             counted(taken.len(), "server"),
             path.display()
         )),
     }
     if !is_trusted && into.is_none() {
-        let told = "the file was not trusted before, so none of the servers counts until `wieldy trust`";
+        let told = "the file was not trusted before, so its servers are ignored until `wieldy trust`";
         printer.tell(&format!("warning: {told}"));
     }
     Ok(Exit::Success)
@@ -311,7 +312,7 @@ fn secret(server: &str, name: &str, value: &str, config: &Config, print: bool) -
                 std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&path)?;
             file.write_all(value.as_bytes())
         };
-        write().with_context(|| format!("cannot keep a secret in `{}`", path.display())).map_err(Failure::broken)?;
+        write().with_context(|| format!("cannot store a secret in `{}`", path.display())).map_err(Failure::broken)?;
     }
     Ok(path)
 }
@@ -333,7 +334,7 @@ fn append(path: &Path, text: &str, environment: &Environment, printer: &Printer)
     whole.push_str(text);
     if let Err(error) = toml::from_str::<toml::Table>(&whole) {
         let told = anyhow!("the servers do not fit into `{}`: {}", path.display(), error.message());
-        return Err(Failure::usage(told).hint("`--print` shows them, to be put where they belong"));
+        return Err(Failure::usage(told).hint("`--print` shows them, so that you can insert them by hand"));
     }
     let write = || -> std::io::Result<()> {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));

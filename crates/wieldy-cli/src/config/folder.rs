@@ -62,7 +62,7 @@ impl Folder {
         }
         let hint = "`wieldy trust` shows what it would do, and asks";
         (!parts.is_empty()).then(|| {
-            format!("this folder's own configuration is not trusted and does not count: {}; {hint}", parts.join(", "))
+            format!("this folder's own configuration is not trusted and is ignored: {}; {hint}", parts.join(", "))
         })
     }
 
@@ -74,7 +74,7 @@ impl Folder {
         let parts: Vec<String> = [keys, files].into_iter().flatten().collect();
         (!parts.is_empty()).then(|| {
             format!(
-                "The configuration that came with this folder does not count, because no person has trusted it: {}. \
+                "The configuration that came with this folder is ignored, because no person has trusted it: {}. \
                  Tools and servers that it would add are missing. To look at it and trust it, a person runs `wieldy trust`.",
                 parts.join(" and ")
             )

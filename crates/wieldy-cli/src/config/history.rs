@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_password_is_found_wherever_it_stands_and_is_not_shown() {
+    fn a_password_is_found_anywhere_in_the_address_and_hidden() {
         for (url, there) in [
             ("postgres://ada:s3cr@t/x@db.example/history", Some("s3cr@t/x")),
             ("postgres://ada@db.example/history?sslmode=require&password=hunter2", Some("hunter2")),
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn nowhere_is_no_address() {
+    fn an_address_without_a_place_is_refused() {
         for url in [":memory:", "sqlite::memory:"] {
             assert_eq!(address(url), Err("a history must have a file or a server".to_owned()), "{url}");
         }

@@ -114,7 +114,7 @@ fn listen(text: &str) -> Result<SocketAddr, String> {
 /// Parses the address to listen at. The error for a port alone shows the right form.
 pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| match text.trim_start_matches(':').parse::<u16>() {
-        Ok(port) => format!("it is a port without an address; write 127.0.0.1:{port} for this machine alone"),
+        Ok(port) => format!("it is a port without an address; write 127.0.0.1:{port} for this machine only"),
         Err(_) => "it is not an address and a port, such as 127.0.0.1:7300".to_owned(),
     })
 }

@@ -32,7 +32,7 @@ fn changed(config: &Config) -> String {
 }
 
 #[test]
-fn without_anything_the_executors_own_defaults_hold() {
+fn an_empty_configuration_has_the_defaults_of_the_executor() {
     let config = Config::resolve(&layers(), None, Mistakes::default()).unwrap();
     let executor = wieldy::ExecutorBuilder::default();
     assert_eq!(
@@ -47,7 +47,7 @@ fn without_anything_the_executors_own_defaults_hold() {
 }
 
 #[test]
-fn the_template_says_the_defaults_and_names_every_key() {
+fn the_template_has_every_key_with_its_default() {
     assert_eq!(file(TEMPLATE), "", "as it is written, it changes nothing");
     // A comment in the form of a key counts as one. The state folder depends on the machine, so it is left out.
     let is_key = |line: &str| {

@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn variables_are_filled_in_and_a_missing_one_is_told() {
+    fn variables_are_filled_in_and_a_missing_one_is_reported() {
         let environment = Environment([("TOKEN".to_owned(), "abc".to_owned())].into());
         let value = |text: &str| filled(text, &environment).map_err(|error| error.to_string());
         assert_eq!(value("Bearer ${TOKEN}, ${TOKEN}"), Ok("Bearer abc, abc".into()));
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_variables_hold_is_hidden_but_for_paths() {
+    fn values_of_variables_are_redacted_except_paths() {
         let variables = [("PLACE", "/usr/bin:/nowhere/at/all"), ("WORD", "correct-horse-staple")];
         let environment = Environment(variables.map(|(name, value)| (name.to_owned(), value.to_owned())).into());
         let value = filled("${PLACE} ${WORD} written-here", &environment).unwrap();

@@ -83,7 +83,7 @@ impl Records {
             file.sync_all()?;
             fs::rename(&new, folder.join(name(&path)))
         };
-        write().with_context(|| format!("cannot keep in `{}` what is trusted", folder.display()))
+        write().with_context(|| format!("cannot store trust records in `{}`", folder.display()))
     }
 
     /// Deletes the records of all files in a folder, and returns their paths.

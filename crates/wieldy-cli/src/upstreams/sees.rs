@@ -110,7 +110,13 @@ pub(super) fn named_by_variables<'a>(
             Some((path, writable)) => *mounts.entry(path).or_default() |= writable,
             None => {
                 let (server, path) = (&server.name, named.display());
-                tracing::warn!(target: "wieldy::mcp", server, variable, %path, "a server does not see what its variable names: add it to its `mounts`");
+                tracing::warn!(
+                    target: "wieldy::mcp",
+                    server,
+                    variable,
+                    %path,
+                    "a server does not see the path in its variable: add it to its `mounts`"
+                );
             }
         }
     }

@@ -89,7 +89,7 @@ fn a_client_of_2026_07_28_conforms() {
 
 /// The suite only checks that there is an image; this test checks that it is the right one.
 #[test]
-fn what_the_fixtures_answer_comes_through_as_it_is() {
+fn answers_of_the_fixtures_are_passed_on_unchanged() {
     let Some(world) = gateway() else { return };
     let own = Own::new();
     let config = fs::read_to_string(world.path("wieldy.toml")).unwrap();

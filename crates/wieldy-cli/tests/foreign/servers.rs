@@ -62,7 +62,7 @@ fn failed(text: &str) -> Value {
 }
 
 #[test]
-fn all_servers_start_in_sandboxes_and_tell_their_tools() {
+fn all_servers_start_in_sandboxes_and_list_their_tools() {
     let Some(world) = World::new(&[EVERYTHING, FILES, GIT, TIME, FETCH].concat()) else { return };
     fs::create_dir(world.root().join("given")).unwrap();
     let mut told = world.json(&["mcp", "test", "--json"]);
@@ -269,7 +269,7 @@ fn a_server_over_http_is_called_followed_and_cancelled() {
 /// Revision 2025-11-25 had tasks that a client requests, which the next revision removed. A tool that can only be
 /// called as such a task says so.
 #[test]
-fn a_tool_that_wants_to_be_asked_for_a_task_says_so() {
+fn a_tool_that_requires_a_task_says_so() {
     let Some(world) = World::new(EVERYTHING) else { return };
     let said = "MCP error -32601: Tool simulate-research-query requires task augmentation (taskSupport: 'required')";
     assert_eq!(world.call("everything__simulate-research-query", &json!({"topic": "milk"})), failed(said));

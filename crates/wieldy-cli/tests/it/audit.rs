@@ -33,7 +33,7 @@ fn tamper(world: &World, sql: &str) {
 }
 
 #[test]
-fn a_whole_trail_is_proved() {
+fn an_intact_trail_is_verified() {
     let world = world();
     insta::assert_snapshot!(told(&world, &["audit", "verify"]), @"
     exit: 0
@@ -61,8 +61,8 @@ fn a_record_that_was_changed_is_named() {
     ----- stdout -----
 
     ----- stderr -----
-    error: the trail is broken at record 7: it was changed, or is not in its place
-    hint: what stands before that record is as it was written; compare with a backup
+    error: the trail is broken at record 7: it was changed or moved
+    hint: the records before it are unchanged; compare with a backup
     ");
     let verdict = verdict(&world, &[]);
     assert_eq!(verdict["problem"]["seq"], 7);
@@ -71,7 +71,7 @@ fn a_record_that_was_changed_is_named() {
 }
 
 #[test]
-fn a_record_or_a_call_that_is_gone_is_noticed() {
+fn a_missing_record_or_call_is_noticed() {
     for sql in [
         "DELETE FROM events WHERE seq = 8",
         "DELETE FROM tool_executions WHERE id = 7",
@@ -88,22 +88,22 @@ fn a_record_or_a_call_that_is_gone_is_noticed() {
 }
 
 #[test]
-fn an_anchor_kept_elsewhere_finds_out_who_begins_anew() {
+fn an_anchor_reveals_a_trail_that_was_started_again() {
     let world = world();
     insta::assert_snapshot!(told(&world, &["audit", "head", "--output", "anchor.json"]), @"
     exit: 0
     ----- stdout -----
 
     ----- stderr -----
-    wrote `anchor.json`; keep it where nobody who writes the history can change it
+    wrote `anchor.json`; store it where no program that writes the history can change it
     ");
     insta::assert_snapshot!(told(&world, &["audit", "head", "--output", "anchor.json"]), @"
     exit: 2
     ----- stdout -----
 
     ----- stderr -----
-    error: `anchor.json` is there already
-    hint: name a file that is not there yet: an anchor is never replaced
+    error: `anchor.json` already exists
+    hint: name a file that does not exist yet: an anchor is never replaced
     ");
     let key = world.json(&["audit", "key", "--json", "--state", "../state"])["key"].as_str().unwrap().to_owned();
     assert_eq!(told(&world, &["audit", "key"]), format!("exit: 0\n----- stdout -----\n{key}\n\n----- stderr -----\n"));
@@ -125,7 +125,7 @@ fn an_anchor_kept_elsewhere_finds_out_who_begins_anew() {
 }
 
 #[test]
-fn an_anchor_from_before_what_is_kept_is_warned_of() {
+fn an_anchor_older_than_the_oldest_record_is_a_warning() {
     let world = world();
     assert_eq!(world.code(&[&["audit", "head", "--output", "anchor.json"], &STATE[..]].concat()), Some(0));
     assert_eq!(world.code(&[&["call", "List"], &STATE[..]].concat()), Some(0));
@@ -136,7 +136,7 @@ fn an_anchor_from_before_what_is_kept_is_warned_of() {
     the trail is whole: 4 records, 0 calls, 3 signatures; 19 records before them dropped by retention
 
     ----- stderr -----
-    warning: no proof by 1 anchor from before the oldest record that is kept; `wieldy audit head` makes a new one
+    warning: cannot check 1 anchor from before the oldest record that is kept; `wieldy audit head` makes a new one
     ");
     assert_eq!(verdict(&world, &["--anchor", "anchor.json"])["anchors"], json!(0));
 }
@@ -150,10 +150,13 @@ fn another_key_proves_nothing() {
 }
 
 #[test]
-fn what_makes_no_sense_is_told() {
+fn wrong_usage_of_audit_is_reported() {
     let world = World::new().file("no.json", "{}");
     let gone = told(&world, &["audit", "verify"]);
-    assert!(gone.starts_with("exit: 7\n") && gone.contains("there is no history, so nothing can be proved"), "{gone}");
+    assert!(
+        gone.starts_with("exit: 7\n") && gone.contains("there is no history, so nothing can be verified"),
+        "{gone}"
+    );
     assert!(gone.contains("hint: it begins with the first call"), "{gone}");
     for (arguments, message) in [
         (&["--anchor", "no.json"][..], "it is not what `wieldy audit head` prints"),

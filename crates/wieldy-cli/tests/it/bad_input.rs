@@ -41,7 +41,7 @@ fn absurd_times_and_numbers_are_refused() {
 }
 
 #[test]
-fn malformed_arguments_are_told_with_their_place() {
+fn malformed_arguments_are_reported_with_their_place() {
     let world = World::new();
     insta::assert_snapshot!(world.run(&["call", "List", "--args", "{\"path\":\n nope}"]), @"
     exit: 3
@@ -73,7 +73,7 @@ fn malformed_arguments_are_told_with_their_place() {
 
     ----- stderr -----
     error[E3002]: the arguments must be an object, not an array
-    hint: `wieldy tools show List` prints what it takes
+    hint: `wieldy tools show List` prints its arguments
     ");
     insta::assert_snapshot!(world.run(&["call", "List", "--args", "@missing.json"]), @"
     exit: 2
@@ -125,7 +125,7 @@ fn arguments_of_a_hundred_megabytes_are_refused() {
 
     ----- stderr -----
     error[E3002]: the arguments are too large: at most 16777216 bytes and 128 levels
-    hint: put what is large into a file of the workspace, and name the file
+    hint: write large values to a file in the workspace, and pass its path
     ");
     // The refused call is recorded like any other, without the arguments.
     let page = world.json(&["history", "--json"]);
@@ -143,7 +143,7 @@ fn arguments_of_a_hundred_megabytes_are_refused() {
 }
 
 #[test]
-fn what_is_not_text_is_refused() {
+fn arguments_that_are_not_text_are_refused() {
     let world = World::new();
     std::fs::write(world.path("bytes.json"), b"{\"path\":\"\xff\"}").unwrap();
     insta::assert_snapshot!(world.run(&["call", "List", "--args", "@bytes.json"]), @"
@@ -168,7 +168,7 @@ fn control_characters_in_names_are_shown_escaped() {
 
     ----- stderr -----
     error[E3001]: there is no tool `Re\u{1b}[31mad\n`
-    hint: `wieldy tools` lists the tools there are
+    hint: `wieldy tools` lists all tools
     ");
     insta::assert_snapshot!(world.run(&["call", "List", "a\x1bb=1"]), @r"
     exit: 3
@@ -176,7 +176,7 @@ fn control_characters_in_names_are_shown_escaped() {
 
     ----- stderr -----
     error[E3002]: there is no argument `a\u{1b}b`
-    hint: `wieldy tools show List` prints what it takes
+    hint: `wieldy tools show List` prints its arguments
     ");
     insta::assert_snapshot!(world.run(&["evil\x1b[2J\u{202e}"]), @r"
     exit: 2
@@ -199,7 +199,7 @@ fn control_characters_in_names_are_shown_escaped() {
 }
 
 #[test]
-fn nothing_is_coloured_where_nobody_sees_it() {
+fn output_to_a_pipe_has_no_colours() {
     let world = World::new().variable("CLICOLOR", "1").variable("TERM", "xterm-256color");
     for arguments in [&["call", "Nope"][..], &["tools"], &["nope"], &["--help"], &["batch", "missing"]] {
         let output = world.command(arguments).output().unwrap();

@@ -60,7 +60,7 @@ fn a_batch_in_json_has_id_results_and_summary() {
 }
 
 #[test]
-fn nothing_more_is_begun_after_an_error_where_that_is_asked_for() {
+fn stop_on_error_starts_no_call_after_an_error() {
     let lines = "{\"id\":\"a\",\"tool\":\"Read\",\"arguments\":{\"path\":\"x\"}}\n{\"id\":\"b\",\"tool\":\"List\"}";
     let world = World::new();
     let told = world.run_with_input(&["batch", "-", "--mode", "sequential", "--stop-on-error"], lines);
@@ -72,7 +72,7 @@ fn nothing_more_is_begun_after_an_error_where_that_is_asked_for() {
     hint: look for it with `Glob`, such as `**/name*`, or with `List`
     [b] List: cancelled
     error[E3109]: skipped: the batch stops on errors, and `a` failed
-    hint: this call was not begun; see to the other one first
+    hint: this call was not started; first find out why the other call failed
 
     ----- stderr -----
     2 calls in [number] s: 0 succeeded, 1 failed, 1 skipped
@@ -95,7 +95,7 @@ fn the_exit_code_is_that_of_the_first_failure_in_input_order() {
     assert_eq!(
         world.run_with_input(&["batch", "-"], "").lines().next(),
         Some("exit: 0"),
-        "nothing to do is no failure"
+        "an empty batch is no failure"
     );
 }
 
@@ -125,7 +125,7 @@ fn a_batch_that_makes_no_sense_is_refused_whole() {
 }
 
 #[test]
-fn mistakes_are_told_with_their_line() {
+fn mistakes_are_reported_with_their_line() {
     let world =
         World::new().file("batch.json", "[\n  {\"tool\": \"List\"},\n  {\"tool\": \"List\", \"argumnts\": {}}\n]");
     insta::assert_snapshot!(world.run(&["batch", "batch.json"]), @"

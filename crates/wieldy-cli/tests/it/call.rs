@@ -54,7 +54,7 @@ fn the_result_of_a_failed_call_is_json_too() {
 }
 
 #[test]
-fn what_a_failing_program_printed_is_not_lost() {
+fn the_output_of_a_failing_program_is_not_lost() {
     let world = World::new();
     let arguments = ["call", "Bash", "command=echo partly; exit 3", "--isolation", "none"];
     insta::assert_snapshot!(world.run(&arguments), @"
@@ -109,7 +109,7 @@ fn a_near_miss_is_suggested_for_tools_arguments_and_commands() {
 
     ----- stderr -----
     error[E3002]: there is no argument `pth` (did you mean `path`?); `path` is required
-    hint: `wieldy tools show Read` prints what it takes
+    hint: `wieldy tools show Read` prints its arguments
     ");
     insta::assert_snapshot!(world.run(&["cal", "Read"]), @"
     exit: 2
@@ -139,7 +139,7 @@ hint: without `--async` the command waits for the result
 }
 
 #[test]
-fn programs_are_isolated_unless_it_is_said_that_they_are_not() {
+fn programs_are_isolated_by_default() {
     let world = World::new();
     insta::assert_snapshot!(world.run(&["call", "Bash", "command=echo hi"]), @"
     exit: 0
@@ -159,7 +159,7 @@ fn programs_are_isolated_unless_it_is_said_that_they_are_not() {
 
         ----- stderr -----
         error[E3101]: the isolation level `firecracker` does not work here: this program was built without it
-        hint: build wieldy with `--features firecracker`; it also needs `firecracker` itself, /dev/kvm, and a kernel and a root file system for guests; `wieldy doctor` tells which levels work here
+        hint: build wieldy with `--features firecracker`; it also needs `firecracker` itself, /dev/kvm, and a kernel and a root file system for guests; `wieldy doctor` shows which levels work here
         ");
     }
     insta::assert_snapshot!(world.run(&["call", "Bash", "command=echo hi", "--isolation", "none"]), @"
@@ -221,7 +221,7 @@ fn scopes_and_permissions_restrict() {
     assert_eq!(world.code(&[&bash[..], &["programs.run"]].concat()), Some(0));
     assert!(world.path("b.txt").exists());
     let agent = ["call", "Read", "path=a.txt", "--agent", "did:example:ada", "--session", "s"];
-    assert_eq!(world.code(&agent), Some(0), "an agent's name alone takes nothing away");
+    assert_eq!(world.code(&agent), Some(0), "an agent's name alone removes no rights");
 }
 
 #[test]
@@ -254,15 +254,15 @@ fn large_output_is_kept_in_the_state_folder_and_can_be_read_there() {
 }
 
 #[test]
-fn a_state_folder_that_cannot_be_made_is_told() {
+fn a_state_folder_that_cannot_be_created_is_reported() {
     let world = World::new().file("file", "");
     insta::assert_snapshot!(world.run(&["call", "List", "--state", "file/below"]), @"
     exit: 7
     ----- stdout -----
 
     ----- stderr -----
-    error[E3111]: nothing was run, as it could not be recorded: cannot use the history `file/below/history.db`: Not a directory (os error 20)
-    hint: see that it can be reached and written to, and that the disk has room; `--state DIR` names another folder
+    error[E3111]: nothing was run, because calls cannot be recorded: cannot use the history `file/below/history.db`: Not a directory (os error 20)
+    hint: check that it can be reached and written, and that the disk has free space; `--state DIR` names another folder
     ");
 }
 
@@ -284,7 +284,7 @@ fn looking_at_tools_writes_nothing() {
 }
 
 #[test]
-fn an_early_reader_who_leaves_is_no_failure() {
+fn a_reader_that_leaves_early_is_no_failure() {
     let world = World::new();
     let mut child =
         world.command(&["call", "Bash", "command=sleep 0.3; seq 1 10000", "--isolation", "none"]).spawn().unwrap();
@@ -308,14 +308,14 @@ error: cannot write to standard output
 }
 
 #[test]
-fn an_idempotency_key_and_priority_are_taken() {
+fn an_idempotency_key_and_priority_are_accepted() {
     let world = World::new().file("a.txt", "one\n");
     let arguments = ["call", "Read", "path=a.txt", "--idempotency-key", "k", "--priority", "-3", "--deadline", "5s"];
     assert_eq!(world.code(&arguments), Some(0));
 }
 
 #[test]
-fn what_runs_in_the_background_is_told_to_end_with_the_command() {
+fn a_background_process_ends_with_the_command_and_a_warning() {
     let world = World::new();
     let told = world.run(&["call", "Bash", "command=sleep 1000", "background:=true", "--session", "s"]);
     insta::assert_snapshot!(told, @"
@@ -325,7 +325,7 @@ fn what_runs_in_the_background_is_told_to_end_with_the_command() {
 
     ----- stderr -----
     note: `--session` marks the records; the session's `/tmp`, `$HOME` and read marks end with this command
-    warning: what runs in the background ends with this command, as nobody is there to look after it
+    warning: background processes end with this command
     ");
     let told = world.run(&["call", "Bash", "command=sleep 1000", "background:=true"]);
     insta::assert_snapshot!(told, @"
@@ -333,7 +333,7 @@ fn what_runs_in_the_background_is_told_to_end_with_the_command() {
     ----- stdout -----
 
     ----- stderr -----
-    error[E3303]: what runs in the background belongs to a session, and this call is part of none
+    error[E3303]: background processes belong to a session, and this call has no session
     hint: make the call in a session, or wait for the command's end
     ");
 }
@@ -357,7 +357,7 @@ fn a_call_by_an_alias_is_on_record_as_one_of_its_tool() {
 }
 
 #[test]
-fn what_killed_executors_left_goes_at_the_next_start_at_whatever_level() {
+fn leftovers_of_killed_executors_are_removed_at_the_next_start() {
     let world = World::new();
     let homes = ["oci/gvisor-4000000000-0", "oci/runc-4000000000-1", "firecracker/firecracker-4000000000-0"];
     let homes = homes.map(|home| world.path("state").join(home));
@@ -411,7 +411,7 @@ fn a_manifest_with_retries_and_idempotent_repeats_a_failing_program() {
 }
 
 #[test]
-fn an_ordinary_user_is_told_which_rights_are_missing() {
+fn the_missing_rights_of_an_ordinary_user_are_named() {
     const NOBODY: u32 = 65534;
     let world = World::new().file("open.txt", "x").file("closed.txt", "x").file("folder/a.txt", "x");
     let mode = |path: &str, mode| {
@@ -444,14 +444,13 @@ fn an_ordinary_user_is_told_which_rights_are_missing() {
     let closed = format!("{message} open `closed.txt`: it belongs to user {user} with mode 000\n{right}\n");
     assert_eq!(told(&["Read", "path=closed.txt"]), (Some(4), closed));
     assert_eq!(told(&["Read", "path=open.txt"]).0, Some(0));
-    let folder = format!("{message} write `folder/new`\n{right}, and `ls -ld 'folder'` tells owner and mode\n");
+    let folder = format!("{message} write `folder/new`\n{right}, and `ls -ld 'folder'` shows owner and mode\n");
     assert_eq!(told(&["Write", "path=folder/new", "content=x"]), (Some(4), folder));
     // The workspace itself is read-only.
     mode("", 0o555);
-    let here = format!("{message} write `new`\n{right}, and `ls -ld '.'` tells owner and mode\n");
+    let here = format!("{message} write `new`\n{right}, and `ls -ld '.'` shows owner and mode\n");
     assert_eq!(told(&["Write", "path=new", "content=x"]), (Some(4), here));
-    let read_only = "error[E3105]: the command was refused `new`: the workspace is read-only on this machine, and so it is in \
-        the sandbox\nhint: do without it, or write to `/tmp`; a person can make the workspace writable\n";
+    let read_only = "error[E3105]: the command was refused `new`: the workspace is read-only on this machine, so it is read-only in the sandbox too\nhint: do without it, or write to `/tmp`; a person can make the workspace writable\n";
     assert_eq!(told(&["Bash", "command=touch new"]), (Some(4), read_only.to_owned()));
     mode("", 0o755);
     assert_eq!(told(&["Bash", "command=touch new"]).0, Some(0));

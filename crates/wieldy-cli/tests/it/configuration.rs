@@ -11,8 +11,8 @@ fn init_writes_a_file_that_changes_nothing_and_does_not_overwrite() {
     ----- stdout -----
 
     ----- stderr -----
-    wrote `wieldy.toml`; `wieldy config show` prints what holds
-    once you have changed it, `wieldy trust` makes it count
+    wrote `wieldy.toml`; `wieldy config show` prints the effective configuration
+    after each change, run `wieldy trust` so that it is used
     ");
     assert_eq!(world.run(&["config", "show"]), before);
     insta::assert_snapshot!(world.run(&["init"]), @"
@@ -20,7 +20,7 @@ fn init_writes_a_file_that_changes_nothing_and_does_not_overwrite() {
     ----- stdout -----
 
     ----- stderr -----
-    error: `wieldy.toml` is there already
+    error: `wieldy.toml` already exists
     hint: `--force` replaces it
     ");
     assert_eq!(world.code(&["init", "--force", "--json"]), Some(0));
@@ -208,7 +208,7 @@ fn init_writes_the_file_that_is_named_and_no_other() {
 }
 
 #[test]
-fn every_mistake_of_a_configuration_is_told() {
+fn every_mistake_of_a_configuration_is_reported() {
     let text = "isolation = \"nativ\"\n[limits]\ncalls-runing-max = 3\nqueue-timeout = true\n[[rates]]\nper = \"agents\"\n\
         [lmits]\nx = 1\n";
     let world = World::new().file("wieldy.toml", text);
@@ -284,7 +284,7 @@ fn no_mistake_of_a_configuration_hides_another() {
 }
 
 #[test]
-fn a_flag_sets_keys_whose_names_somebody_chose() {
+fn a_flag_sets_keys_with_user_defined_names() {
     let world = World::new();
     let shown = |setting: &str, key: &str| {
         let told = world.run(&["config", "show", "--set", setting]);
@@ -381,7 +381,7 @@ fn an_empty_folder_in_place_of_the_file_counts_as_none() {
 
 /// A sandbox of another process holds the names at the same time.
 #[test]
-fn placeholders_of_a_sandbox_keep_nobody_from_init_and_import() {
+fn placeholders_of_a_sandbox_do_not_block_init_and_import() {
     let world = World::new().file("servers.json", r#"{"mcpServers": {"one": {"command": "one"}}}"#);
     let hold = || {
         let path = world.path("wieldy.toml");
@@ -478,7 +478,7 @@ fn toolchains_of_the_user_are_found_and_their_credentials_are_not() {
 
     ----- stderr -----
     error[E3105]: the command was refused `[root]/home/.cargo/bin/rustc-of-user`: this program is on the machine, but the sandbox does not show its folder; an operator adds the folder to `sandbox.mounts`, or sets `sandbox.toolchains` for a toolchain in the home folder
-    hint: do without it, or work in the workspace and in `/tmp`; what else there is, an operator grants
+    hint: do without it, or work in the workspace and in `/tmp`; an operator can allow more
     "#);
     let told = world.run(&[&["run", "--isolation", "native"], &not_shown[..], &["--", "rustc-of-user"]].concat());
     insta::assert_snapshot!(told, @r#"
@@ -510,7 +510,7 @@ fn everything_works_without_a_home() {
 
 /// P-SBX-07, with a user's home folder as the workspace.
 #[test]
-fn what_wieldy_and_its_user_go_by_is_not_changed_by_what_it_runs() {
+fn programs_cannot_change_the_configuration_of_wieldy_and_its_user() {
     let world = World::new();
     let home = world.path("").to_str().unwrap().trim_end_matches('/').to_owned();
     let world = world
@@ -554,12 +554,12 @@ fn what_wieldy_and_its_user_go_by_is_not_changed_by_what_it_runs() {
     // All else of a home folder is like any other workspace.
     let told = call("Bash", &["command=echo on > notes; cat notes"]);
     assert!(told.starts_with("exit: 0\n----- stdout -----\non\n"), "{told}");
-    assert!(!world.path(".bash_profile").exists(), "what was held is gone");
+    assert!(!world.path(".bash_profile").exists(), "the placeholders are gone");
 }
 
 /// P-SBX-07, with settings that are reached through links, or are in the current folder.
 #[test]
-fn what_wieldy_goes_by_is_found_through_links_and_below_the_workspace() {
+fn configuration_is_protected_behind_links_and_in_subfolders() {
     let world = World::new().file("real/my.toml", "").file("sub/x", "").file("home/x", "");
     std::os::unix::fs::symlink("real", world.path("conf")).unwrap();
     std::os::unix::fs::symlink("home", world.path("linked-home")).unwrap();

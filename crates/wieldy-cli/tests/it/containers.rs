@@ -85,7 +85,7 @@ fn programs_come_from_a_folder_or_a_layout() {
 }
 
 #[test]
-fn what_cannot_be_used_is_told_at_the_start() {
+fn unusable_root_file_systems_are_reported_at_the_start() {
     let world = World::new().file("file", "").file("folder/inner", "");
     let told = |setting: &str| {
         let told = world.run(&["--set", setting, "call", "List"]);
@@ -99,24 +99,24 @@ fn what_cannot_be_used_is_told_at_the_start() {
         @"
     exit: 2
     error: `sandbox.oci.rootfs`: `missing` is not a folder
-    hint: name a folder with a system in it, or leave the key out to use this machine's
+    hint: name a folder with a root file system, or leave the key out to use this machine's
 
     exit: 2
     error: `sandbox.oci.rootfs`: `file` is not a folder
-    hint: name a folder with a system in it, or leave the key out to use this machine's
+    hint: name a folder with a root file system, or leave the key out to use this machine's
 
     exit: 2
     error: `sandbox.oci.layout`: `missing` is not a folder
     hint: `skopeo copy docker://debian:stable-slim oci:DIR` makes one; or leave the key out to use this machine's system
 
     exit: 2
-    error: `sandbox.oci.layout`: `folder` is no OCI image layout: it has no `oci-layout` or no `index.json`
+    error: `sandbox.oci.layout`: `folder` is not an OCI image layout: it has no `oci-layout` or no `index.json`
     hint: `skopeo copy docker://debian:stable-slim oci:DIR` makes one; or leave the key out to use this machine's system
     ");
 }
 
 #[test]
-fn a_layout_that_is_damaged_or_for_others_is_told_by_doctor_and_by_the_call() {
+fn doctor_and_the_call_report_a_damaged_or_foreign_layout() {
     let Some(world) = world() else { return };
     fs::write(world.path("wieldy.toml"), "isolation = \"runc\"\n[sandbox.oci]\nlayout = \"../layout\"\n").unwrap();
     let problem = |problem: &str| format!("runc: the OCI image layout `../layout` cannot be used: {problem}");

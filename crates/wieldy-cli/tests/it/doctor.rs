@@ -14,7 +14,7 @@ fn named<'a>(list: &'a Value, name: &str) -> &'a Value {
 }
 
 #[test]
-fn every_level_is_told_and_the_native_one_works() {
+fn every_level_is_reported_and_the_native_one_works() {
     let world = World::new();
     let told = world.json(&["doctor", "--json"]);
     let names: Vec<&str> = told["levels"].as_array().unwrap().iter().map(|it| it["name"].as_str().unwrap()).collect();
@@ -69,7 +69,7 @@ fn every_level_is_told_and_the_native_one_works() {
 }
 
 #[test]
-fn the_history_is_told_and_none_is_made() {
+fn the_history_is_reported_and_not_created() {
     let world = World::new();
     let place = world.path("../state/history.db");
     let arguments = ["doctor", "--json", "--isolation", "none", "--state", place.parent().unwrap().to_str().unwrap()];
@@ -79,7 +79,7 @@ fn the_history_is_told_and_none_is_made() {
         json!({"name": "history", "state": "found", "told": format!("{}: the first call makes it", place.display()),
                "hint": null, "address": place, "records": null, "bytes": null})
     );
-    assert!(!place.exists(), "looking makes none");
+    assert!(!place.exists(), "reading creates none");
     assert_eq!(world.code(&["call", "List", "--state", arguments[5]]), Some(0));
     told = world.json(&arguments)["history"].take();
     let bytes = told["bytes"].as_u64().unwrap();
@@ -110,13 +110,13 @@ fn a_level_that_does_not_work_is_exit_7_with_the_reason() {
     let (_, talk) = told.split_once("----- stderr -----\n").unwrap();
     insta::assert_snapshot!(talk, @"
     error: the isolation level `youki` does not work here
-    hint: do what is advised for it above, or choose a level that works by `isolation`
+    hint: follow the advice for it above, or choose a level that works with `isolation`
     ");
     assert_eq!(world.code(&["doctor", "--isolation", "none"]), Some(0));
 }
 
 #[test]
-fn a_workspace_that_is_not_there_is_told_as_the_reason() {
+fn a_missing_workspace_is_reported_as_the_reason() {
     let world = World::new();
     let told = world.json(&["doctor", "--json", "--workspace", "missing"]);
     let native = named(&told["levels"], "native");
@@ -125,7 +125,7 @@ fn a_workspace_that_is_not_there_is_told_as_the_reason() {
 }
 
 #[test]
-fn a_workspace_that_can_be_none_is_told_from_a_level_that_does_not_work() {
+fn an_unusable_workspace_is_not_reported_as_a_broken_level() {
     let told = World::new().json(&["doctor", "--json", "--workspace", "/"]);
     let native = named(&told["levels"], "native");
     assert_eq!(native["state"], "fails");

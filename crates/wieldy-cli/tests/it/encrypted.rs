@@ -82,7 +82,7 @@ fn a_server_over_tls_is_called_where_its_certificate_is_trusted() {
 }
 
 #[test]
-fn a_trusted_certificate_of_another_name_is_none() {
+fn a_trusted_certificate_of_another_name_is_refused() {
     let server = Server::new(None);
     let (trusted, key) = certificate("DNS:elsewhere.example");
     let address = encrypted(&server, &trusted, &key);

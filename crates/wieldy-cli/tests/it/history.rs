@@ -198,7 +198,7 @@ fn wrong_filters_are_wrong_usage_with_a_suggestion() {
             "invalid value 'sucess' for '--status <STATUS>'",
             "a similar value exists: 'success'",
         ),
-        (&["--since", "yesterday"], "`--since`: `yesterday` is no time such as", "`wieldy history --help`"),
+        (&["--since", "yesterday"], "`--since`: `yesterday` is not a time such as", "`wieldy history --help`"),
         (&["--cursor", "x"], "`--cursor`: `x` is no cursor", "`wieldy history --help`"),
         (&["--limit", "0"], "0 is not in 1..=10000", ""),
     ] {
@@ -206,8 +206,8 @@ fn wrong_filters_are_wrong_usage_with_a_suggestion() {
         assert!(text.starts_with("exit: 2\n") && text.contains(message) && text.contains(hint), "{text}");
     }
     let text = told(&world, &["history", "stats", "--by", "week"]);
-    assert!(text.starts_with("exit: 2\n") && text.contains("`week` is none of `tool`, `day` and `tool,day`"), "{text}");
-    assert!(text.contains("hint: `wieldy history --help` tells what can be written there"), "{text}");
+    assert!(text.starts_with("exit: 2\n") && text.contains("`week` is not `tool`, `day` or `tool,day`"), "{text}");
+    assert!(text.contains("hint: `wieldy history --help` shows the allowed values"), "{text}");
 }
 
 #[test]
@@ -327,7 +327,7 @@ fn statistics_count_by_tool_and_day() {
 }
 
 #[test]
-fn without_a_history_there_is_nothing_to_see_and_none_is_made() {
+fn reading_a_missing_history_shows_nothing_and_creates_none() {
     let world = world();
     insta::assert_snapshot!(told(&world, &["history"]), @"
     exit: 0
@@ -414,8 +414,8 @@ fn on_a_full_disk_nothing_runs() {
             ----- stdout -----
 
             ----- stderr -----
-            error[E3111]: nothing was run, as it could not be recorded: cannot use the history `[root]/state/history.db`: the disk is full, and 1048576 bytes must be free
-            hint: see that it can be reached and written to, and that the disk has room; `--state DIR` names another folder
+            error[E3111]: nothing was run, because calls cannot be recorded: cannot use the history `[root]/state/history.db`: the disk is full, and 1048576 bytes must be free
+            hint: check that it can be reached and written, and that the disk has free space; `--state DIR` names another folder
             ");
         }
     }
@@ -446,7 +446,7 @@ fn a_call_whose_record_is_lost_on_a_full_disk_ends_with_an_error() {
     let output = call.wait_with_output().unwrap();
     let told = world.told(&output);
     assert_eq!(output.status.code(), Some(7), "{told}");
-    assert!(told.contains("seen") && told.contains("error[E3111]: what ran could not be recorded"), "{told}");
+    assert!(told.contains("seen") && told.contains("error[E3111]: the calls could not be recorded"), "{told}");
     assert_eq!(told.matches("the history cannot be written").count(), 1, "{told}");
 }
 
@@ -606,17 +606,17 @@ fn nothing_runs_where_the_history_cannot_be_used() {
         }
     }
     insta::assert_snapshot!(all, @"
-    error[E3111]: nothing was run, as it could not be recorded: cannot use the history `[root]/text/history.db`: file is not a database
-    hint: put it aside and start a new one, or bring back a backup (`wieldy history backup` makes one); `--state DIR` names another folder
+    error[E3111]: nothing was run, because calls cannot be recorded: cannot use the history `[root]/text/history.db`: file is not a database
+    hint: move it away and start a new one, or restore a backup (`wieldy history backup` makes one); `--state DIR` names another folder
     error: cannot use the history `[root]/text/history.db`: file is not a database
-    hint: put it aside and start a new one, or bring back a backup (`wieldy history backup` makes one); `--state DIR` names another folder
-    error[E3111]: nothing was run, as it could not be recorded: cannot use the history `[root]/folder/history.db`: unable to open database file: [root]/folder/history.db
-    hint: see that it can be reached and written to, and that the disk has room; `--state DIR` names another folder
+    hint: move it away and start a new one, or restore a backup (`wieldy history backup` makes one); `--state DIR` names another folder
+    error[E3111]: nothing was run, because calls cannot be recorded: cannot use the history `[root]/folder/history.db`: unable to open database file: [root]/folder/history.db
+    hint: check that it can be reached and written, and that the disk has free space; `--state DIR` names another folder
     error: cannot use the history `[root]/folder/history.db`: unable to open database file: [root]/folder/history.db
-    hint: see that it can be reached and written to, and that the disk has room; `--state DIR` names another folder
-    error[E3111]: nothing was run, as it could not be recorded: the history has the form 99, and this program knows those up to 3
+    hint: check that it can be reached and written, and that the disk has free space; `--state DIR` names another folder
+    error[E3111]: nothing was run, because calls cannot be recorded: the history has schema version 99, and this program supports versions up to 3
     hint: use the version of wieldy that wrote it, or a newer one; `--state DIR` names another folder
-    error: the history has the form 99, and this program knows those up to 3
+    error: the history has schema version 99, and this program supports versions up to 3
     hint: use the version of wieldy that wrote it, or a newer one; `--state DIR` names another folder
     ");
 }
@@ -668,8 +668,8 @@ fn a_copy_a_backup_and_the_configured_place_hold_the_same_calls() {
     ----- stdout -----
 
     ----- stderr -----
-    error: `b.db` is there already
-    hint: name a file that is not there yet: a backup is never replaced
+    error: `b.db` already exists
+    hint: name a file that does not exist yet: a backup is never replaced
     ");
     insta::assert_snapshot!(told(&world, &["history", "copy", "sqlite:c.db"]), @"
     exit: 0
@@ -693,7 +693,7 @@ fn a_copy_a_backup_and_the_configured_place_hold_the_same_calls() {
 }
 
 #[test]
-fn what_is_old_is_dropped_and_the_rest_stays_provable() {
+fn old_records_are_dropped_and_the_rest_stays_verifiable() {
     let world = world();
     some_calls(&world);
     insta::assert_snapshot!(told(&world, &["history", "prune"]), @"
@@ -701,7 +701,7 @@ fn what_is_old_is_dropped_and_the_rest_stays_provable() {
     ----- stdout -----
 
     ----- stderr -----
-    error: everything is kept: neither a flag nor the configuration says what to drop
+    error: nothing is dropped: neither a flag nor the configuration sets a limit
     hint: `--older-than 90d` or `--larger-than 1GB`; see `history.keep-days` too
     ");
     std::thread::sleep(std::time::Duration::from_millis(5));
@@ -716,7 +716,7 @@ fn what_is_old_is_dropped_and_the_rest_stays_provable() {
     let dropped = format!("; {} records before them dropped by retention\n", pruned["records"]);
     assert!(text.starts_with("exit: 0\n") && text.contains(&dropped), "{text}");
     let text = told(&world, &["history", "prune", "--larger-than", "1KB"]);
-    let more = "that is more than 1.0 KB: open calls need what is left, or the tables do themselves\n";
+    let more = "that is more than 1.0 KB: the rest belongs to open calls or to the tables themselves\n";
     assert!(text.starts_with("exit: 0\n") && text.ends_with(more), "{text}");
     let text = told(&world, &["history", "prune", "--larger-than", "1GB"]);
     assert!(text.starts_with("exit: 0\n") && !text.contains("that is more"), "{text}");

@@ -97,13 +97,13 @@ fn a_second_ctrl_c_leaves_at_once() {
     assert_eq!(child.wait().unwrap().code(), Some(6));
     assert!(began.elapsed() < Duration::from_secs(1), "it did not wait for the grace time");
     while is_there(&process) {
-        assert!(began.elapsed() < Duration::from_secs(10), "custody ends with the command");
+        assert!(began.elapsed() < Duration::from_secs(10), "the supervisor ends with the command");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
 
 #[test]
-fn being_told_to_end_and_a_closed_terminal_cancel_in_order_too() {
+fn a_termination_signal_and_a_closed_terminal_cancel_too() {
     for wish in ["-TERM", "-HUP"] {
         let world = World::new();
         let command = "command=echo begun; echo $$ > pid; sleep 1000";

@@ -102,7 +102,7 @@ fn lines_in_json_are_an_object_each() {
 }
 
 #[test]
-fn a_failure_is_told_once_unless_somebody_wants_it_logged_too() {
+fn a_failure_is_printed_once_by_default() {
     let world = World::new();
     let failing = |log: &[&str]| told(&world, &[&["call", "Read", "path=b.txt"], log].concat());
     let once = "error[E3302]: there is no `b.txt`\nhint: look for it with `Glob`, such as `**/name*`, or with `List`\n";
@@ -247,7 +247,7 @@ fn secrets_are_not_logged_at_any_level() {
 }
 
 #[test]
-fn wrong_values_are_told_with_their_line() {
+fn wrong_values_are_reported_with_their_line() {
     let told = |text: &str| {
         let world = World::new().file("wieldy.toml", text);
         assert_eq!(world.code(&["tools", "--config", "wieldy.toml"]), Some(2));
@@ -284,7 +284,7 @@ fn wrong_values_are_told_with_their_line() {
 }
 
 #[test]
-fn a_log_that_cannot_be_written_is_told_before_anything_runs() {
+fn an_unwritable_log_is_reported_before_anything_runs() {
     let world = World::new().file("a", "");
     insta::assert_snapshot!(world.run(&["call", "Write", "path=b", "content=x", "--set", "log.file=a/b.log"]), @"
     exit: 7

@@ -155,7 +155,7 @@ fn a_person_logs_in_calls_and_logs_out() {
     ----- stdout -----
 
     ----- stderr -----
-    the login to `mail` is forgotten here; the server may know it until it is too old
+    the login to `mail` is forgotten here; the server may accept it until it expires
     ");
     assert!(!kept.exists());
     assert_eq!(world.json(&["--json", "mcp", "logout", "mail"]), json!({"server": "mail", "forgotten": false}));
@@ -180,7 +180,7 @@ fn the_answer_can_be_typed_where_the_browser_is_elsewhere() {
     assert!(
         forged.ends_with(
             "error: cannot log in to the MCP server `mail`\n  caused by: this is the answer to another login\n\
-             hint: `wieldy mcp login mail` begins anew\n"
+             hint: `wieldy mcp login mail` starts again\n"
         ),
         "{forged}"
     );
@@ -195,7 +195,7 @@ fn pages_that_must_not_be_opened_are_not_even_shown_as_such() {
 
     ----- stderr -----
     error: cannot log in to the MCP server `mail`
-      caused by: it wants people to log in at a place that must not be opened: `javascript:alert(1)//$(reboot)\u{1b}[2J` begins with neither http:// nor https://
+      caused by: its login page must not be opened: `javascript:alert(1)//$(reboot)\u{1b}[2J` begins with neither http:// nor https://
     ");
 }
 
@@ -212,11 +212,11 @@ fn only_servers_with_an_address_can_be_logged_in_to() {
         told.split_once("----- stderr -----\n").unwrap().1.to_owned()
     };
     assert_eq!(told("gitt"), "error: there is no MCP server `gitt`\nhint: did you mean `git`?\n");
-    assert_eq!(told("git"), "error: the MCP server `git` is a program: it gets what it needs by `env`\n");
+    assert_eq!(told("git"), "error: the MCP server `git` is a program: give it a token with `env`\n");
     assert_eq!(
         told("hub"),
-        "error: the MCP server `hub` gets a header `Authorization` already, which would count more\n\
-         hint: take it out of `mcp.servers.hub.headers`\n"
+        "error: the MCP server `hub` already has a header `Authorization`, which would replace the login\n\
+         hint: remove it from `mcp.servers.hub.headers`\n"
     );
 }
 

@@ -76,7 +76,7 @@ fn a_client_lists_and_calls_tools_and_all_is_recorded_under_its_name() {
     assert_eq!(answer["result"]["content"], json!([{"type": "text", "text": "one\ntwo\n"}]));
     let wrong = client.call(3, "Read", json!({"pfad": "a.txt"}));
     assert_eq!(wrong["result"]["_meta"]["wieldy/error"]["code"], "E3002", "{wrong}");
-    assert_eq!(client.end(), "", "nothing else is said");
+    assert_eq!(client.end(), "", "there is no other output");
     let history = world.json(&["history", "--json"]);
     let calls: Vec<Value> = history["executions"]
         .as_array()
@@ -105,7 +105,7 @@ fn a_server_that_hangs_keeps_no_client_waiting() {
 }
 
 #[test]
-fn a_server_that_did_not_start_is_told_with_a_hint_that_fits_it() {
+fn a_server_that_did_not_start_is_reported_with_a_fitting_hint() {
     let world = World::new().file("docker", "#!/bin/sh\necho 'Cannot connect to the Docker daemon' >&2; exit 1\n");
     let docker = world.path("docker").display().to_string();
     std::process::Command::new("chmod").args(["+x", &docker]).status().unwrap();
@@ -121,7 +121,7 @@ fn a_server_that_did_not_start_is_told_with_a_hint_that_fits_it() {
     let hints = [
         (
             "box",
-            "`docker` needs its daemon, which no sandbox shows: `isolation = \"none\"` under `[mcp.servers.box]` lets it start containers",
+            "`docker` needs its daemon, which no sandbox can reach: `isolation = \"none\"` under `[mcp.servers.box]` lets it start containers",
         ),
         (
             "lone",
@@ -131,7 +131,7 @@ fn a_server_that_did_not_start_is_told_with_a_hint_that_fits_it() {
             "old",
             "the address ends like one of the old transport HTTP+SSE, which wieldy does not speak: give the server's address for streamable HTTP as `url` under `[mcp.servers.old]`, often `/mcp` instead of `/sse`",
         ),
-        ("plain", "`wieldy mcp test plain` tells more"),
+        ("plain", "`wieldy mcp test plain` shows details"),
     ];
     let mut id = 1;
     for (server, hint) in hints {
@@ -155,7 +155,7 @@ fn a_server_that_did_not_start_is_told_with_a_hint_that_fits_it() {
 }
 
 #[test]
-fn flags_say_on_whose_behalf_and_keys_what_is_shown() {
+fn flags_set_the_caller_and_keys_select_the_tools() {
     let world = World::new().file("a.txt", "hi");
     let flags = ["--agent", "did:agent:ada", "--session", "s1", "--set", "serve.mcp.tools=search"];
     let mut client = Client::start(&world, &flags);
@@ -195,7 +195,7 @@ fn a_call_ends_with_its_client_and_is_recorded_once() {
 }
 
 #[test]
-fn whatever_is_written_to_it_the_command_ends_properly() {
+fn the_command_exits_cleanly_on_any_input() {
     let world = World::new();
     for input in ["", "nonsense\n", "[]\n", "{\"jsonrpc\":\"2.0\",\"id\":1", "\u{0}\u{0}\u{0}\n"] {
         let told = world.run_with_input(&["mcp"], input);
@@ -256,7 +256,7 @@ fn a_client_gives_an_idempotency_key_in_the_meta_of_a_call() {
         assert_eq!(runs(), expected);
         for (id, wrong) in (4..).zip([json!(5), json!(""), json!("k".repeat(513))]) {
             let told = call(id, json!({"wieldy/idempotency-key": wrong}));
-            let message = "`_meta` has under `wieldy/idempotency-key` a text of 1 to 512 bytes, or nothing";
+            let message = "`wieldy/idempotency-key` in `_meta` must be a text of 1 to 512 bytes";
             assert_eq!(told["error"], json!({"code": -32602, "message": message}));
         }
         assert_eq!(runs(), expected, "a call with a wrong key does not run");

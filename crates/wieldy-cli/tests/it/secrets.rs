@@ -125,7 +125,7 @@ fn no_tool_reads_the_files_that_hold_secrets_of_manifests() {
 
     ----- stderr -----
     error[E3105]: `.wieldy/tools/hub.key` is hidden, as secrets and the executor's own files are
-    hint: do without it; an operator shows a secret by `sandbox.shown`
+    hint: do without it; an operator can show it with `sandbox.shown`
     ");
     assert_snapshot!(world.run(&["call", "Bash", "command=cat .wieldy/tools/*"]), @r#"
     exit: 4
@@ -142,7 +142,7 @@ fn no_tool_reads_the_files_that_hold_secrets_of_manifests() {
 
     ----- stderr -----
     error[E3105]: the command was refused `.wieldy/tools/hub.key`: it is hidden, as secrets and the executor's own files are; `sandbox.shown` is where an operator shows a secret
-    hint: do without it, or work in the workspace and in `/tmp`; what else there is, an operator grants
+    hint: do without it, or work in the workspace and in `/tmp`; an operator can allow more
     "#);
     // A secret that is written in the manifest itself.
     let world = world.file(".wieldy/tools/login.toml", &MANIFEST.replace("x-${HUB}", "a-token-written-here"));
@@ -161,7 +161,7 @@ fn no_tool_reads_the_files_that_hold_secrets_of_manifests() {
     ----- stderr -----
     warning: `.wieldy/tools/login.toml` is in the workspace and holds a secret (login.environment.TOKEN), so it is hidden from tools; move it to ~/.config/wieldy, or write the secret as `${NAME}` or `{ file = "…" }`
     error[E3105]: `.wieldy/tools/login.toml` is hidden, as secrets and the executor's own files are
-    hint: do without it; an operator shows a secret by `sandbox.shown`
+    hint: do without it; an operator can show it with `sandbox.shown`
     "#);
 }
 
@@ -176,9 +176,9 @@ fn a_manifest_that_is_not_trusted_reads_no_secret() {
     ----- stdout -----
 
     ----- stderr -----
-    warning: this folder's own configuration is not trusted and does not count: `.wieldy/tools/login.toml`; `wieldy trust` shows what it would do, and asks
+    warning: this folder's own configuration is not trusted and is ignored: `.wieldy/tools/login.toml`; `wieldy trust` shows what it would do, and asks
     error[E3001]: there is no tool `login`
-    hint: `wieldy tools` lists the tools there are
+    hint: `wieldy tools` lists all tools
     ");
     assert_snapshot!(world.run(&["trust"]), @"
     exit: 4
@@ -187,7 +187,7 @@ fn a_manifest_that_is_not_trusted_reads_no_secret() {
       adds the tool `login`, which runs `sh -c 'test ${{#TOKEN}} = 21 && test ${{#KEY}} = 20 && echo $TOKEN $KEY $PLAIN'` with KEY from the file hub.key, PLAIN=a $b ${c, TOKEN=x-${HUB}
 
     ----- stderr -----
-    error: a person must agree to this, and nobody can be asked
+    error: a person must agree to this, and there is no terminal to ask
     hint: `--yes` agrees beforehand
     ");
 }

@@ -110,7 +110,7 @@ const OPEN: &str = "warning: no token is configured, so every program on this ma
 const STOPPING: &str = "stopping: running calls may end; press Ctrl-C again to leave at once\n";
 
 #[test]
-fn tools_are_called_over_http_until_it_is_told_to_stop() {
+fn tools_are_called_over_http_until_the_server_stops() {
     let world = World::new().file("a.txt", "hi");
     let server = Server::start(&world, &[]);
     let (status, health) = server.send("GET", "/health", &[], "");
@@ -125,7 +125,7 @@ fn tools_are_called_over_http_until_it_is_told_to_stop() {
 }
 
 #[test]
-fn whoever_shows_a_token_calls_as_whom_it_stands_for() {
+fn a_token_determines_the_caller() {
     let secret = "a-secret-of-ada-0123456789";
     let config = r#"
         [serve.tokens.ada]
@@ -166,7 +166,7 @@ fn whoever_shows_a_token_calls_as_whom_it_stands_for() {
 }
 
 #[test]
-fn what_is_wrong_with_the_door_is_told_before_it_opens() {
+fn mistakes_of_serve_are_reported_before_it_listens() {
     let world = World::new().file("wieldy.toml", "[serve.tokens.x]\ntoken = \"short\"");
     insta::assert_snapshot!(world.run(&["serve"]), @r#"
     exit: 2
@@ -192,8 +192,8 @@ fn what_is_wrong_with_the_door_is_told_before_it_opens() {
     ----- stdout -----
 
     ----- stderr -----
-    error: without a token only this machine may call, and 0.0.0.0:0 is an address that others reach
-    hint: name who may call under `[serve.tokens]`, or listen at 127.0.0.1
+    error: other machines can reach 0.0.0.0:0, so a token is required
+    hint: configure a token under `[serve.tokens]`, or listen at 127.0.0.1
     ");
     insta::assert_snapshot!(world.run(&["serve", "--set", "serve.listen=here"]), @"
     exit: 2
@@ -207,14 +207,14 @@ fn what_is_wrong_with_the_door_is_told_before_it_opens() {
     ----- stdout -----
 
     ----- stderr -----
-    error: the section `serve`: `serve.listen`: `7301` is a port without an address; write 127.0.0.1:7301 for this machine alone
+    error: the section `serve`: `serve.listen`: `7301` is a port without an address; write 127.0.0.1:7301 for this machine only
     ");
     insta::assert_snapshot!(world.run(&["serve", "--listen", "7301"]), @"
     exit: 2
     ----- stdout -----
 
     ----- stderr -----
-    error: invalid value '7301' for '--listen <ADDRESS:PORT>': it is a port without an address; write 127.0.0.1:7301 for this machine alone
+    error: invalid value '7301' for '--listen <ADDRESS:PORT>': it is a port without an address; write 127.0.0.1:7301 for this machine only
 
     For more information, try '--help'.
     ");
@@ -244,7 +244,7 @@ fn a_running_call_may_end_when_the_server_stops() {
 }
 
 #[test]
-fn tasks_survive_the_server_for_those_whose_they_are() {
+fn tasks_survive_the_server_for_their_own_callers() {
     let config = r#"
         [serve.tokens.ada]
         token = "${ADAS}"
@@ -324,7 +324,7 @@ fn until(what: &str, is_so: impl Fn() -> bool) {
 
 /// P-MCP-11. The twin is a client that waits for the answer meanwhile.
 #[test]
-fn whoever_hangs_up_leaves_no_process_and_one_record() {
+fn a_disconnected_client_leaves_no_process_and_one_record() {
     let world = World::new();
     let server = Server::start(&world, &["--isolation", "native"]);
     let seconds = format!("100000.{}", std::process::id());
@@ -335,7 +335,7 @@ fn whoever_hangs_up_leaves_no_process_and_one_record() {
     until("it begins", || running(&seconds) > 0);
     let (status, answer) = server.call(&[], "Bash", json!({"command": "echo fine"}));
     assert!(status == 200 && answer.contains(r#""text":"fine\n""#), "{answer}");
-    assert!(running(&seconds) > 0, "nobody has hung up yet");
+    assert!(running(&seconds) > 0, "no client has disconnected yet");
     drop(hanging_up);
     until("its process is gone", || running(&seconds) == 0);
     let statuses = || {

@@ -10,7 +10,7 @@ fn lines(answer: &Value) -> Vec<String> {
 }
 
 #[test]
-fn facts_are_listed_told_one_by_one_and_in_groups() {
+fn facts_are_listed_and_shown_one_by_one_and_in_groups() {
     let world = World::new();
     let keys = world.json(&["call", "GetState", "--json"]);
     let keys: Vec<&str> = keys["structured"]["keys"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
@@ -35,7 +35,7 @@ fn facts_are_listed_told_one_by_one_and_in_groups() {
 }
 
 #[test]
-fn what_they_tell_over_mcp_is_the_callers_own() {
+fn facts_over_mcp_are_the_callers_own() {
     let world = World::new().file("a.txt", "hi");
     let mut ada = Client::start(&world, &["--agent", "ada", "--session", "s1"]);
     ada.call(1, "Read", json!({"path": "a.txt"}));

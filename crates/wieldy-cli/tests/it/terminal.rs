@@ -99,7 +99,7 @@ fn a_question_about_a_program_shows_where_and_how_it_would_run() {
       folder: [folder]
       isolation: native
       network: example.com
-      files that must stay as they are until it starts: run.sh
+      files that must not change until it starts: run.sh
     run it? [y/N] n
     error[E3005]: the call was not confirmed
     hint: do it another way, or ask the person why
@@ -124,7 +124,7 @@ fn a_question_cannot_be_made_up_by_an_argument() {
 }
 
 #[test]
-fn what_a_tool_prints_cannot_steer_the_terminal_and_ends_its_line() {
+fn the_output_of_a_tool_cannot_steer_the_terminal_and_ends_its_line() {
     let world = World::new();
     let command = "command=printf 'a\\033[2Jb\\tc'";
     let (code, told) = seen(&world, &["call", "Bash", command, "--isolation", "none"]);
@@ -133,7 +133,7 @@ fn what_a_tool_prints_cannot_steer_the_terminal_and_ends_its_line() {
 }
 
 #[test]
-fn errors_are_coloured_unless_somebody_minds() {
+fn errors_are_coloured_unless_disabled() {
     let world = World::new();
     let (_, told) = seen(&world, &["call", "Nope"]);
     assert!(told.starts_with("\x1b[1;31merror[E3001]\x1b[0m: "), "{told:?}");
@@ -195,7 +195,7 @@ fn ctrl_c_reaches_the_program_in_its_terminal() {
 }
 
 #[test]
-fn a_person_who_starts_the_mcp_server_is_told_what_it_waits_for() {
+fn wieldy_mcp_on_a_terminal_says_that_it_waits_for_a_client() {
     let leave = |terminal: &mut File| terminal.write_all(b"\x04").unwrap();
     let (code, told) = seen_reacting(&World::new(), &["mcp"], "", "to leave\r\n", leave);
     let line = "waiting for an MCP client on standard input; name this command in the client's configuration, or press Ctrl-D to leave\n";

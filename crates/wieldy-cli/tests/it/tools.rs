@@ -24,11 +24,11 @@ fn the_list_has_a_line_per_tool() {
     Edit            files    writes  Replaces exact text in a file
     GetArtifact     files    reads   Reads an output that was too large for a result: a part of it by offset and length, or the lines that match a pattern
     GetLogs         history  reads   Gets the log of your calls: the events of each, such as started, progress, warning, retry, failure, with times and facts
-    GetMetrics      history  reads   Tells performance metrics of your calls: counts, failures and latency percentiles by tool or day, as `history_stats` does, and live counters of what runs and waits now and of tools that are left alone because they fail
-    GetState        state    reads   Tells how things stand for you now: your session, calls that run and wait, limits, tools that are left alone because they fail, tasks, and processes in the background
+    GetMetrics      history  reads   Tells performance metrics of your calls: counts, failures and latency percentiles by tool or day, as `history_stats` does, and live counters of running and waiting calls and of tools whose circuit breaker is open
+    GetState        state    reads   Tells the current state: your session, running and waiting calls, limits, tools whose circuit breaker is open, tasks, and background processes
     Glob            files    reads   Finds files by a pattern such as `src/**/*.rs` and gives their paths, sorted
     List            files    reads   Lists what is in a folder, sorted, with sizes; folders end in `/`
-    ProcessList     shell    reads   Lists the processes in the background of this session, and how each of them stands
+    ProcessList     shell    reads   Lists the processes in the background of this session, and the state of each
     ProcessRead     shell    writes  Reads what a process in the background has printed since it was last read, and tells whether it runs or how it ended
     ProcessStop     shell    writes  Stops a process in the background with everything that it started, and returns what it had printed since it was last read
     ProcessWrite    shell    writes  Writes text to the input of a process in the background, and ends the input if asked to
@@ -37,7 +37,7 @@ fn the_list_has_a_line_per_tool() {
     Search          files    reads   Searches files for a regular expression and gives the matching lines as `path:line:text`, sorted by path
     Write           files    writes  Writes a text file, new or in place of the old content, whole or not at all
     history_search  history  reads   Finds calls that you made before, by tool, words, session, status or time
-    history_stats   history  reads   Tells how the calls that you made before went: how many, how many failed, how long they took (half, 95 and 99 of 100 took no longer)
+    history_stats   history  reads   Summarizes the calls that you made before: how many, how many failed, how long they took (p50, p95, p99)
 
     ----- stderr -----
     ");
@@ -140,7 +140,7 @@ fn manifests_of_this_folder_come_before_those_of_the_user() {
 }
 
 #[test]
-fn a_manifest_in_order_is_told_so() {
+fn a_correct_manifest_is_reported_as_such() {
     let world = World::new().file("my.toml", MANIFEST);
     insta::assert_snapshot!(world.run(&["tools", "check", "my.toml"]), @"
     exit: 0
@@ -169,7 +169,7 @@ fn a_misspelled_key_hides_no_other_mistake() {
 }
 
 #[test]
-fn everything_that_is_wrong_with_a_manifest_is_told_with_its_place() {
+fn every_mistake_of_a_manifest_is_reported_with_its_place() {
     let world = World::new()
         .file("bad.toml", "[[tool]]\nname = \"a b\"\ndescription = \"\"\ncommand = [\"x\"]\nreads = [\"pth\"]\n")
         .file(
@@ -197,7 +197,7 @@ fn everything_that_is_wrong_with_a_manifest_is_told_with_its_place() {
     warning: late.toml:1: tool `a`: there is no program `x` on the PATH
     warning: late.toml:6: tool `Read`: there is no program `x` on the PATH
     late.toml:1: tool `a`: `{nope}`: there is no argument `nope`
-    late.toml:6: tool `Read`: `Read` of command would hide the tool of builtin with the same name; give it another or a qualified one
+    late.toml:6: tool `Read`: `Read` of command would hide the tool of builtin with the same name; give it another or a qualified name
     ");
     insta::assert_snapshot!(world.run(&["tools", "check", "typo.toml"]), @"
     exit: 2
@@ -209,11 +209,11 @@ fn everything_that_is_wrong_with_a_manifest_is_told_with_its_place() {
     insta::assert_snapshot!(world.run(&["tools", "check", "shadow.json", "--json"]), @r#"
     exit: 2
     ----- stdout -----
-    {"file":"shadow.json","ok":false,"tools":["Read"],"problems":[{"line":null,"tool":"Read","message":"`Read` of command would hide the tool of builtin with the same name; give it another or a qualified one"}],"warnings":[{"line":null,"tool":"Read","message":"there is no program `x` on the PATH"}]}
+    {"file":"shadow.json","ok":false,"tools":["Read"],"problems":[{"line":null,"tool":"Read","message":"`Read` of command would hide the tool of builtin with the same name; give it another or a qualified name"}],"warnings":[{"line":null,"tool":"Read","message":"there is no program `x` on the PATH"}]}
 
     ----- stderr -----
     warning: shadow.json: tool `Read`: there is no program `x` on the PATH
-    shadow.json: tool `Read`: `Read` of command would hide the tool of builtin with the same name; give it another or a qualified one
+    shadow.json: tool `Read`: `Read` of command would hide the tool of builtin with the same name; give it another or a qualified name
     "#);
     insta::assert_snapshot!(world.run(&["tools", "check", "broken.json"]), @"
     exit: 2
@@ -234,7 +234,7 @@ fn everything_that_is_wrong_with_a_manifest_is_told_with_its_place() {
 }
 
 #[test]
-fn a_broken_manifest_is_left_out_alone_and_told() {
+fn only_the_broken_manifest_is_skipped_and_reported() {
     let world = World::new()
         .file(".wieldy/tools/bad.toml", "[[tool]]\nname = \"a b\"\n")
         .file(".wieldy/tools/clash.toml", &MANIFEST.replace("\"greet\"", "\"Read\""))
@@ -247,7 +247,7 @@ fn a_broken_manifest_is_left_out_alone_and_told() {
 
     ----- stderr -----
     [time]  WARN wieldy::assemble: the manifest `.wieldy/tools/bad.toml` cannot be used: .wieldy/tools/bad.toml:1: tool `a b`: `description` is missing, so it is left out; `wieldy tools check .wieldy/tools/bad.toml` prints everything that is wrong with it
-    [time]  WARN wieldy::assemble: the manifest `.wieldy/tools/clash.toml` cannot be used: `Read` of command would hide the tool of builtin with the same name; give it another or a qualified one, so it is left out; give the tool another name
+    [time]  WARN wieldy::assemble: the manifest `.wieldy/tools/clash.toml` cannot be used: `Read` of command would hide the tool of builtin with the same name; give it another or a qualified name, so it is left out; give the tool another name
     ");
     assert_eq!(world.json(&["tools", "show", "greet", "--json"])["name"], "greet");
     let doctor = world.json(&["doctor", "--json"]);
@@ -272,7 +272,7 @@ fn a_broken_manifest_is_left_out_alone_and_told() {
 }
 
 #[test]
-fn every_mistake_of_a_manifest_is_told_and_a_missing_program_too() {
+fn mistakes_of_a_manifest_and_missing_programs_are_reported() {
     let text = "[[tool]]\nname = \"a\"\ndescription = \"\"\ncommand = [\"no-such-program\", \"{bar}\"]\n[tool.arguments]\n\
         foo = { type = \"strin\" }\n[[tool]]\nname = \"b\"\ncommand = [\"./missing.sh\"]\ndescription = \"\"\n";
     let world = World::new().file("my.toml", text);

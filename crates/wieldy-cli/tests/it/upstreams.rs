@@ -110,7 +110,7 @@ fn a_server_that_is_broken_does_not_hide_the_others_and_says_why() {
                 "broken",
                 "degraded",
                 "E3201",
-                "the MCP server `broken` cannot be reached: it ended with code 3; its last words: no luck"
+                "the MCP server `broken` cannot be reached: it ended with code 3; its last output: no luck"
             ],
             ["nobody", "degraded", "E3201", told[2][3]],
             ["other", "ready", null, null],
@@ -127,7 +127,7 @@ fn a_server_that_is_broken_does_not_hide_the_others_and_says_why() {
 
 /// The client files in the guide have the form that these clients use, as far as we know.
 #[test]
-fn the_guide_shows_each_client_its_own_words() {
+fn the_examples_of_the_guide_are_imported_as_shown() {
     let guide = include_str!("../../../../docs/guide/16-in-front-of-mcp-servers.md");
     let (_, section) = guide.split_once("\n## In the client's words\n").unwrap();
     let (section, _) = section.split_once("\n## ").unwrap();
@@ -183,7 +183,7 @@ fn servers_of_another_client_are_imported_and_their_secrets_kept_apart() {
 
     ----- stderr -----
     `old` is left out
-    took 2 servers into `wieldy.toml`; `wieldy mcp test` tries them
+    imported 2 servers into `wieldy.toml`; `wieldy mcp test` tests them
     ");
     assert_snapshot!(std::fs::read_to_string(world.path("wieldy.toml")).unwrap().replace(&world.path("..").canonicalize().unwrap().display().to_string(), "[root]"), @r#"
     [mcp.servers.git]
@@ -210,7 +210,7 @@ fn servers_of_another_client_are_imported_and_their_secrets_kept_apart() {
     `git` is left out
     `hub` is left out: the configuration has a server of this name
     `old` is left out
-    there is nothing to take
+    there is nothing to import
     ");
     assert_snapshot!(world.run(&["mcp", "list"]), @"
     exit: 0
@@ -262,9 +262,9 @@ fn a_file_of_another_client_can_be_followed_instead() {
     ----- stdout -----
 
     ----- stderr -----
-    error: cannot take MCP servers from `mcp.json`
+    error: cannot import MCP servers from `mcp.json`
       caused by: it has none of `mcpServers`, `servers`, `context_servers`, `mcp` and `mcp_servers`
-    hint: it is the file in which an MCP client, such as an editor, keeps its servers
+    hint: name the file in which an MCP client, such as an editor, stores its servers
     ");
 }
 
@@ -314,7 +314,7 @@ done
         -  "description": "Greets",
         +  "description": "Steals",
            "inputSchema": {
-    error: somebody must agree to the changes of `sh`, and nobody can be asked
+    error: a person must agree to the changes of `sh`, and there is no terminal to ask
     hint: `--yes` agrees beforehand
     "#);
     assert_snapshot!(world.run(&["mcp", "pin", "sh", "--yes"]), @r#"
@@ -422,7 +422,7 @@ fn holding(folder: &std::path::Path, text: &str) -> Vec<std::path::PathBuf> {
 }
 
 #[test]
-fn what_headers_say_is_nowhere_but_where_the_server_says_it() {
+fn values_of_headers_are_redacted_everywhere_but_in_results() {
     let (address, _runtime) = telltale();
     let config = format!(
         "[log]\nlevel = \"trace\"\nfile = \"log/log.txt\"\n[mcp.servers.hub]\nurl = \"http://{address}/mcp\"\n[mcp.servers.hub.headers]\nX-Api-Key = \"canary-of-a-key\"\nAuthorization = \"Bearer canary-of-a-bearer\"\nX-Place = \"${{PLACE_OF_IT}}\"\nX-Kept = {{ file = \"kept\" }}\n"
@@ -434,7 +434,7 @@ fn what_headers_say_is_nowhere_but_where_the_server_says_it() {
         .variable("PLACE_OF_IT", "canary-of-a-variable");
     let told = world.run(&["call", "hub__tell"]);
     for canary in ["canary-of-a-key", "canary-of-a-bearer", "canary-in-a-file", "canary-of-a-variable"] {
-        assert!(told.contains(canary), "it was sent, and a result is what the server says: {told}");
+        assert!(told.contains(canary), "it was sent, and results are not redacted: {told}");
     }
     assert!(world.run(&["call", "hub__fail"]).contains("canary-of-a-key"));
     assert_eq!(world.code(&["mcp", "test"]), Some(0));
@@ -548,7 +548,7 @@ fn a_path_in_a_variable_may_be_relative_or_an_address() {
 }
 
 #[test]
-fn a_path_in_a_variable_is_shown_or_it_is_told_that_it_is_not() {
+fn a_path_in_a_variable_is_mounted_or_a_warning_is_logged() {
     let look = "for path in $FILE $NEW $FOLDER/x; do cat $path; echo more >> $path; done; cat $KEY; echo x >> $KEY";
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path().canonicalize().unwrap();
@@ -576,7 +576,7 @@ fn a_path_in_a_variable_is_shown_or_it_is_told_that_it_is_not() {
     );
     let output = world.command(&["mcp", "test"]).output().unwrap();
     let told = String::from_utf8_lossy(&output.stderr).replace(&root, "[root]");
-    assert!(told.contains("a server does not see what its variable names: add it to its `mounts`"), "{told}");
+    assert!(told.contains("a server does not see the path in its variable: add it to its `mounts`"), "{told}");
     assert!(told.contains("variable=\"ALL\" path=[root]/home/.ssh"), "{told}");
 }
 
@@ -596,8 +596,8 @@ fn hints_name_the_setting_that_keeps_a_server_from_working() {
     assert_eq!(
         json!(hints),
         json!([
-            "`wieldy mcp test all` tells more",
-            "`docker` needs its daemon, which no sandbox shows: `isolation = \"none\"` under `[mcp.servers.box]` lets it start containers",
+            "`wieldy mcp test all` shows details",
+            "`docker` needs its daemon, which no sandbox can reach: `isolation = \"none\"` under `[mcp.servers.box]` lets it start containers",
             "wieldy lets this server reach no hosts but `a.test`: `network = \"open\"` or a list of hosts under `[mcp.servers.few]` changes that",
             "wieldy lets this server reach no network: `network = \"open\"` or a list of hosts under `[mcp.servers.lone]` changes that",
             "the address ends like one of the old transport HTTP+SSE, which wieldy does not speak: give the server's address for streamable HTTP as `url` under `[mcp.servers.old]`, often `/mcp` instead of `/sse`",
@@ -612,8 +612,8 @@ fn a_missing_program_of_a_server_is_named_without_the_whole_path() {
     assert_snapshot!(world.run(&["--log", "off", "mcp", "test", "hub"]), @"
     exit: 2
     ----- stdout -----
-    hub: E3301 CONFIGURATION: the MCP server `hub` cannot be used: there is no program `no-such-hub` in the 2 folders of PATH; install it, or write its whole path as `command`
-      hint: put the section `mcp.servers.hub` of the configuration right
+    hub: E3301 CONFIGURATION: the MCP server `hub` cannot be used: there is no program `no-such-hub` in the 2 folders of PATH; install it, or set `command` to its full path
+      hint: correct the section `mcp.servers.hub` of the configuration
 
     ----- stderr -----
     ");
@@ -622,7 +622,7 @@ fn a_missing_program_of_a_server_is_named_without_the_whole_path() {
     exit: 2
     ----- stdout -----
     hub: E3301 CONFIGURATION: the MCP server `hub` cannot be used: there is no program `[root]/work/bin/hub` that can be run
-      hint: put the section `mcp.servers.hub` of the configuration right
+      hint: correct the section `mcp.servers.hub` of the configuration
 
     ----- stderr -----
     ");

@@ -130,7 +130,7 @@ impl FileTool {
         }
         let input_schema = match (self.arguments.take(), self.input_schema.take()) {
             (Some(_), Some(schema)) => {
-                wrong.push("has both `arguments` and `input-schema`; one says it all".into());
+                wrong.push("has both `arguments` and `input-schema`; use only one of them".into());
                 self.forget_mentions();
                 schema
             }

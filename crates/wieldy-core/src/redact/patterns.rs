@@ -432,7 +432,7 @@ mod tests {
             ("-----BEGIN OPENSSH PRIVATE KEY-----\nb3Bl", "[redacted]"),
         ] {
             assert_eq!(text(given), shown);
-            assert_eq!(text(shown), shown, "what is clean stays so");
+            assert_eq!(text(shown), shown, "a clean text is not changed");
         }
     }
 

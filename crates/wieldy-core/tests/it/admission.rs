@@ -66,7 +66,7 @@ async fn a_call_that_waits_too_long_names_the_limit() {
     let error = waited.error.unwrap();
     assert_eq!(
         (error.code, error.message.as_str(), error.retryable),
-        (Code::ConcurrencyLimitExceeded, "all 1 slots of this agent are taken, and none came free in time", true)
+        (Code::ConcurrencyLimitExceeded, "all 1 slots of this agent are taken, and none became free in time", true)
     );
     assert_eq!(error.details["limit"], json!("agent"));
     world.check();
@@ -82,7 +82,7 @@ async fn more_than_may_wait_are_refused_at_once() {
     assert_eq!(codes, [None, None, None, Some(Code::ConcurrencyLimitExceeded), Some(Code::ConcurrencyLimitExceeded)]);
     assert_eq!(
         results[4].error.as_ref().unwrap().message,
-        "all 1 slots of the executor are taken, and no more may wait"
+        "all 1 slots of the executor are taken, and the queue is full"
     );
     world.check();
 }
@@ -208,11 +208,14 @@ async fn a_tenant_that_floods_holds_up_no_other_however_many_agents_it_has() {
         slowest
     };
     let (flood, slowest) = tokio::join!(join_all((0..200).map(|agent| by("loud", agent))), quiet);
-    assert!(slowest <= 2 * SECOND, "it waits for the next slot and for nobody else: {slowest:?}");
+    assert!(slowest <= 2 * SECOND, "it waits only for the next slot: {slowest:?}");
     let message_of = |result: &wieldy_core::ToolResult| result.error.as_ref().map(|error| error.message.clone());
     assert_eq!(flood.iter().filter(|result| message_of(result).is_none()).count(), 103, "nor is the flood forgotten");
-    assert_eq!(message_of(&flood[199]).as_deref(), Some("all 4 slots of the executor are taken, and no more may wait"));
-    let gave_way = "all 4 slots of the executor are taken, and its place in the queue went to a tenant with fewer";
+    assert_eq!(
+        message_of(&flood[199]).as_deref(),
+        Some("all 4 slots of the executor are taken, and the queue is full")
+    );
+    let gave_way = "all 4 slots of the executor are taken, and a tenant with fewer waiting calls took its place";
     assert_eq!(message_of(&flood[103]).as_deref(), Some(gave_way), "the last in line");
     world.check();
 }

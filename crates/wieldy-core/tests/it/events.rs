@@ -151,7 +151,7 @@ async fn a_call_that_was_begun_may_become_a_task() {
     let id = begun.id();
     let waited = tokio::time::timeout(Duration::from_secs(1), &mut begun).await;
     assert!(waited.is_err() && world.executor.is_executing(id));
-    assert_eq!(world.executor.task(id, &Caller::local()), None, "whoever awaits it needs no other way to ask");
+    assert_eq!(world.executor.task(id, &Caller::local()), None, "an awaited call is not a task");
     assert_eq!(begun.into_task().await, id);
     let result = world.executor.wait(id, &Caller::local()).await.unwrap();
     assert_eq!((result.execution_id, result.text()), (id, "{}".to_owned()));
@@ -162,7 +162,7 @@ async fn a_call_that_was_begun_may_become_a_task() {
     assert_eq!(names, [&as_task[..], &["tool.call.pending", "tool.call.cancelled"]].concat());
     let answers: Vec<bool> =
         world.events().iter().filter_map(|event| Some(event.body.closing()?.answer.is_some())).collect();
-    assert_eq!(answers, [true, false], "what was handed over is kept for those who ask later");
+    assert_eq!(answers, [true, false], "the result of a detached call is stored for later readers");
     world.check();
 }
 
@@ -256,7 +256,7 @@ async fn a_shutdown_lets_calls_end_and_cancels_the_rest() {
     let late = world.call("short", json!({})).await;
     let late = late.error.unwrap();
     assert_eq!(late.message, "the executor is stopping");
-    assert_eq!(late.suggestion.as_deref(), Some("call again when it has started anew"));
+    assert_eq!(late.suggestion.as_deref(), Some("call again when it has restarted"));
     world.check();
 }
 
@@ -270,7 +270,7 @@ async fn a_caller_who_goes_away_leaves_a_closed_entry() {
     insta::assert_snapshot!(world.tape(), @r#"
     tool.call.pending {"tool":"t"}
     tool.call.started {"attempt":1,"attempts_max":3,"timeout_ms":30000,"read_only":true,"tool":"t"}
-    tool.call.cancelled {"status":"cancelled","attempts":1,"cached":false,"output_bytes":0,"error":{"code":"E3109","name":"CANCELLED","category":"cancelled","message":"nobody waits for the call any more","retryable":false,"suggestion":"wait for it, or begin it as a task","details":{"cause":"caller_gone"}},"tool":"t"}
+    tool.call.cancelled {"status":"cancelled","attempts":1,"cached":false,"output_bytes":0,"error":{"code":"E3109","name":"CANCELLED","category":"cancelled","message":"no client waits for the call any more","retryable":false,"suggestion":"wait for it, or begin it as a task","details":{"cause":"caller_gone"}},"tool":"t"}
     "#);
 }
 
@@ -531,7 +531,7 @@ async fn an_event_on_the_wire_is_a_cloud_event() {
 #[test]
 fn step_errors_become_call_errors_with_a_suggestion() {
     let unknown = NotFound::Unknown { name: "x".into(), near: vec![], because: None, advice: None };
-    assert_eq!(CallError::from(unknown).suggestion.as_deref(), Some("list the tools to see which there are"));
+    assert_eq!(CallError::from(unknown).suggestion.as_deref(), Some("list the tools to see their names"));
     let journal = CallError::from(JournalError("full".into()));
     assert_eq!((journal.code, journal.message.as_str()), (Code::JournalFailed, "cannot write the journal: full"));
     let _ = (MemoryArtifacts::default(), Batch::new([]));

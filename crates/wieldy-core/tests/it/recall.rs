@@ -93,7 +93,7 @@ async fn a_call_that_shares_a_run_waits_no_longer_than_for_its_own() {
         assert_eq!((waited, result.status, error.retryable), (3 * SECOND, Status::Timeout, true));
         assert_eq!(error.message, "the same call runs already, and did not end within 3.000 s");
         assert_eq!(error.details["clock"], json!("attempt"));
-        assert!(call(SECOND, SECOND).await.cached, "whoever comes back has its answer");
+        assert!(call(SECOND, SECOND).await.cached, "the same call gets its answer again");
     }
     assert_eq!((reads.runs(), pays.runs()), (1, 1));
     world.check();
@@ -187,7 +187,7 @@ async fn a_key_whose_caller_went_away_in_the_middle_does_not_run_again() {
     assert!(tokio::time::timeout(SECOND, pay()).await.is_err(), "the caller hangs up");
     let again = pay().await;
     assert_eq!((again.error.map(|error| error.code), again.cached), (Some(Code::OutcomeUnknown), true));
-    assert_eq!(strings.runs(), 1, "it may have had its effect");
+    assert_eq!(strings.runs(), 1, "it may have taken effect");
     world.check();
 }
 
@@ -200,7 +200,7 @@ async fn a_key_whose_caller_went_away_before_anything_ran_is_free_again() {
         world.executor.call(Call::new("pay", json!({})).with(options))
     };
     let (first, second) = tokio::join!(pay("a"), tokio::time::timeout(SECOND, pay("b")));
-    assert!(first.is_success() && second.is_err(), "the second waits for a slot, and nobody waits for it");
+    assert!(first.is_success() && second.is_err(), "the second waits for a slot, and its client is gone");
     assert!(pay("b").await.is_success());
     assert_eq!(strings.runs(), 2);
     world.check();
@@ -218,7 +218,7 @@ async fn an_abandoned_write_invalidates_answers_too() {
     };
     let (gone, read) = tokio::join!(writing, reading);
     assert!(gone.is_err() && read.is_success(), "it read while something was written");
-    assert!(!world.call("read", path("a")).await.cached, "so what it read is not worth keeping");
+    assert!(!world.call("read", path("a")).await.cached, "so its answer is not worth caching");
     assert_eq!(reads.runs(), 2);
 }
 

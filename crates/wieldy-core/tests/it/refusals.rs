@@ -134,7 +134,7 @@ async fn a_check_that_never_answers_denies() {
     tokio::time::sleep(second).await;
     world.executor.cancel(id, &Caller::local());
     assert_eq!(world.executor.wait(id, &Caller::local()).await.unwrap().status, Status::Cancelled);
-    assert_eq!(began.elapsed(), 2 * second, "and so does somebody's cancel");
+    assert_eq!(began.elapsed(), 2 * second, "and so does a cancel");
     world.check();
 }
 
@@ -154,7 +154,7 @@ async fn a_hanging_journal_holds_up_no_caller_for_ever() {
     assert_eq!((result.status, strings.runs()), (Status::Timeout, 0), "what may change something waits for its record");
     let began = tokio::time::Instant::now();
     assert!(executor_.call(Call::new("read", json!({}))).await.is_success());
-    assert_eq!(began.elapsed(), std::time::Duration::ZERO, "what can change nothing waits for nothing");
+    assert_eq!(began.elapsed(), std::time::Duration::ZERO, "a read-only call does not wait");
     let missing = executor_.call(Call::new("none", json!({}))).await;
     assert_eq!((missing.status, began.elapsed()), (Status::ValidationError, std::time::Duration::ZERO));
 
@@ -276,7 +276,7 @@ fn tools_cannot_hide_each_other() {
     let message = executor.register(from(git(), "read")).unwrap_err().to_string();
     assert_eq!(
         message,
-        "`read` of mcp:git would hide the tool of builtin with the same name; give it another or a qualified one"
+        "`read` of mcp:git would hide the tool of builtin with the same name; give it another or a qualified name"
     );
     executor.register(from(git(), "git__status")).unwrap();
     let caller = Caller::local();

@@ -150,7 +150,7 @@ async fn the_sandboxes_of_a_session_that_is_over_go_unless_something_runs_in_the
     let left = || books.kept.lock().unwrap().iter().map(|one| one.sandbox.id.0.clone()).collect::<Vec<_>>();
     books.kept.lock().unwrap()[1].running = 1;
     world.executor.end_session(&over.session_key().unwrap()).await;
-    assert_eq!(left(), ["books-2", "books-3", "books-4"], "what runs on is left alone");
+    assert_eq!(left(), ["books-2", "books-3", "books-4"], "running sandboxes are not destroyed");
     let ending = async {
         tokio::time::sleep(std::time::Duration::from_millis(1500)).await;
         books.kept.lock().unwrap()[0].running = 0;

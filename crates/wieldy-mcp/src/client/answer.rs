@@ -69,10 +69,10 @@ impl ServerMessage {
             Self::Other(message) => match *message {
                 // An error in a response body answers the request, even if it names no id or another one.
                 ServerJsonRpcMessage::Error(told) => return Err(told.error.into()),
-                ServerJsonRpcMessage::Response(_) => "the answer to something else",
-                _ => "something that is no answer to what it was asked",
+                ServerJsonRpcMessage::Response(_) => "a response to another request",
+                _ => "a response of the wrong type",
             },
-            Self::Unknown => "the answer is none that MCP knows",
+            Self::Unknown => "a response that is not valid MCP",
         };
         Err(Failure::protocol(told))
     }

@@ -21,7 +21,7 @@ pub enum Failure {
     Unreached(Arc<str>),
     /// The request never reached the server, and none will over this session: the server forgot the session and refuses
     /// to open another one in the same way.
-    #[error("it has forgotten the session and opens no other: {0}")]
+    #[error("it does not know the session any more and opens no new one: {0}")]
     Forgotten(Arc<str>),
     /// The server answered that it is busy.
     #[error("it is busy: {}", http_status(*status))]
@@ -80,7 +80,7 @@ impl Failure {
         let error = match self {
             Self::Transport(_) | Self::Unreached(_) | Self::Forgotten(_) | Self::Busy { .. } => {
                 CallError::new(Code::TransportFailed, format!("the MCP server `{name}` cannot be reached: {self}"))
-                    .suggest(format!("`wieldy mcp test {name}` tells more"))
+                    .suggest(format!("`wieldy mcp test {name}` shows details"))
             }
             Self::Protocol { message, code } => {
                 let error =
@@ -94,7 +94,7 @@ impl Failure {
             }
             Self::Configuration(why) | Self::Redirected(why) => {
                 CallError::new(Code::Configuration, format!("the MCP server `{name}` cannot be used: {why}"))
-                    .suggest(format!("put the section `mcp.servers.{name}` of the configuration right"))
+                    .suggest(format!("correct the section `mcp.servers.{name}` of the configuration"))
             }
             Self::NeedsLogin => CallError::new(Code::Configuration, format!("the MCP server `{name}` wants a login"))
                 .suggest(format!("`wieldy mcp login {name}`, or give it a token by `headers`")),
@@ -102,9 +102,12 @@ impl Failure {
                 let error = CallError::new(Code::Configuration, format!("the MCP server `{name}` refuses access"));
                 match scope {
                     Some(scope) => error
-                        .suggest(format!("`wieldy mcp login {name}` with these among the `scopes` of its `oauth`"))
+                        .suggest(format!(
+                            "add the scopes in `details.scope` to `mcp.servers.{name}.oauth.scopes`, then run \
+                             `wieldy mcp login {name}`"
+                        ))
                         .detail("scope", &**scope),
-                    None => error.suggest("whoever runs the server has to allow what this token or login asks for"),
+                    None => error.suggest("the operator of the server must give more rights to this token or login"),
                 }
             }
         };
@@ -194,7 +197,7 @@ impl From<ServiceError> for Failure {
             ServiceError::McpError(error) => error.into(),
             ServiceError::TransportSend(error) => Self::of_transport(error.error.as_ref()),
             ServiceError::TransportClosed => Self::transport(CLOSED),
-            ServiceError::UnexpectedResponse => Self::protocol("something that is no answer to what it was asked"),
+            ServiceError::UnexpectedResponse => Self::protocol("a response of the wrong type"),
             other => Self::transport(other.to_string()),
         }
     }
@@ -212,7 +215,10 @@ impl From<ClientInitializeError> for Failure {
             ClientInitializeError::LegacyFallbackFailed { fallback, .. } => (*fallback).into(),
             ClientInitializeError::NoCompatibleProtocolVersion { server_supported, .. } => {
                 let known: Vec<String> = server_supported.iter().map(ToString::to_string).collect();
-                Self::protocol(format!("it speaks only {} of MCP, which wieldy does not know", known.join(", ")))
+                Self::protocol(format!(
+                    "it speaks only the MCP revision {}, which wieldy does not know",
+                    known.join(", ")
+                ))
             }
             other => Self::protocol(other.to_string()),
         }
@@ -228,7 +234,7 @@ impl From<&StreamableHttpError<Self>> for Failure {
                 Self::Forbidden { scope: refused.required_scope.as_deref().map(Into::into) }
             }
             // The server refused the request because of the session, so it did nothing.
-            StreamableHttpError::SessionExpired => Self::unreached("it has forgotten the session"),
+            StreamableHttpError::SessionExpired => Self::unreached("it does not know the session any more"),
             StreamableHttpError::ReinitializationFailed(error) => Self::Forgotten(first_of(&error.message).into()),
             other => Self::transport(other.to_string()),
         }

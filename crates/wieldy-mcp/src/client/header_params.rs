@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_header_cannot_hold_goes_in_base64() {
+    fn values_that_a_header_cannot_hold_are_sent_in_base64() {
         let held = |text: &str| header_value(text).unwrap().to_str().unwrap().to_owned();
         let cases = [
             ("plain text", "plain text"),

@@ -165,7 +165,7 @@ impl HttpCalls {
                 Failure::Protocol { message, .. } => Failure::Forgotten(message),
                 failure => failure,
             }),
-            (true, Ok(_)) => Err(Failure::unreached("it has forgotten the session")),
+            (true, Ok(_)) => Err(Failure::unreached("it does not know the session any more")),
         }
     }
 

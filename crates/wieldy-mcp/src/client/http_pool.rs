@@ -282,7 +282,7 @@ mod tests {
 
     /// The server closes the connection just before a request goes out: the error says that it did not go out.
     #[tokio::test]
-    async fn a_request_over_a_connection_that_was_closed_is_told_so_at_once() {
+    async fn a_request_over_a_closed_connection_fails_at_once() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let to: Uri = format!("http://{}/", listener.local_addr().unwrap()).parse().unwrap();
         let (connection, accepted) = tokio::join!(HttpConnection::connect(to), listener.accept());
@@ -292,20 +292,20 @@ mod tests {
         tokio::time::sleep(Duration::from_millis(50)).await;
         let request = Request::new(Full::default());
         let sent = tokio::time::timeout(Duration::from_secs(10), connection.send(request)).await;
-        let error = sent.expect("nobody waits for what will not come").expect_err("nobody is there to answer");
+        let error = sent.expect("the request fails without waiting").expect_err("the connection is closed");
         assert!(error.is_canceled(), "{error:?}");
         assert!(!connection.is_ready());
     }
 
     #[tokio::test]
-    async fn however_often_a_connection_is_used_one_task_looks_after_it() {
+    async fn a_reused_connection_has_only_one_task() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let to: Uri = format!("http://{}/", listener.local_addr().unwrap()).parse().unwrap();
         let (connection, accepted) = tokio::join!(HttpConnection::connect(to), listener.accept());
         let pool = Arc::new(HttpPool::default());
         pool.put_back(connection.unwrap(), None);
         for _ in 0..10 {
-            let connection = pool.take_ready().expect("nobody uses it");
+            let connection = pool.take_ready().expect("the connection is free");
             assert!(pool.take_ready().is_none(), "it is used");
             pool.put_back(connection, None);
         }
@@ -318,6 +318,6 @@ mod tests {
         for _ in 0..10 {
             tokio::task::yield_now().await;
         }
-        assert_eq!(Handle::current().metrics().num_alive_tasks(), 0, "there is nothing left to look after");
+        assert_eq!(Handle::current().metrics().num_alive_tasks(), 0, "the task has ended");
     }
 }

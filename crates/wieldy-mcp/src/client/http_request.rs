@@ -39,10 +39,10 @@ pub(super) struct Target {
 
 impl Target {
     pub(super) fn new(url: Url) -> Result<Self, String> {
-        let uri: Uri = url.as_str().parse().map_err(|error| format!("`{url}` is no address: {error}"))?;
+        let uri: Uri = url.as_str().parse().map_err(|error| format!("`{url}` is not a URL: {error}"))?;
         // User name and password, which some URLs have, are cut off.
         let host = uri.authority().map_or("", |whole| whole.as_str().rsplit('@').next().unwrap_or_default());
-        let host = HeaderValue::from_str(host).map_err(|_| format!("`{url}` is no address"))?;
+        let host = HeaderValue::from_str(host).map_err(|_| format!("`{url}` is not a URL"))?;
         Ok(Self { url, uri, host, pool: Arc::default() })
     }
 
@@ -101,7 +101,7 @@ fn not_followed(status: StatusCode, here: &Url, next: Option<&Url>) -> Failure {
         Some(origin) => format!("`{}`", origin.ascii_serialization()),
         None => "nowhere".to_owned(),
     };
-    let told = format!("it redirects to {to} by {}, which is not followed", http_status(status.as_u16()));
+    let told = format!("it redirects to {to} with {}, which wieldy does not follow", http_status(status.as_u16()));
     // 307 and 308 ask for the same message elsewhere, so the server did nothing with it here.
     match status {
         StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT => Failure::Configuration(told.into()),

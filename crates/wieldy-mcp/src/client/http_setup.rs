@@ -57,7 +57,7 @@ pub(super) fn resume_backoff() -> ExponentialBackoff {
 
 /// Parses the server's URL.
 pub(super) fn url(address: &Address) -> Result<Url, String> {
-    let url = Url::parse(&address.url).map_err(|error| format!("`{}` is no address: {error}", address.url))?;
+    let url = Url::parse(&address.url).map_err(|error| format!("`{}` is not a URL: {error}", address.url))?;
     if !matches!(url.scheme(), "http" | "https") {
         return Err(format!("`{}` begins with neither http:// nor https://", address.url));
     }
@@ -68,9 +68,9 @@ pub(super) fn url(address: &Address) -> Result<Url, String> {
 fn headers(address: &Address) -> Result<HeaderMap, String> {
     let mut headers = HeaderMap::new();
     for (name, value) in &address.headers {
-        let header = HeaderName::try_from(name).map_err(|_| format!("`{name}` is no name of a header"))?;
+        let header = HeaderName::try_from(name).map_err(|_| format!("`{name}` is not a header name"))?;
         if RESERVED.contains(&header.as_str()) {
-            return Err(format!("the header `{name}` is not ours to set"));
+            return Err(format!("the header `{name}` cannot be set: wieldy sets it itself"));
         }
         headers.insert(header, secret_value(name, value)?);
     }
@@ -125,7 +125,7 @@ pub(super) fn tls() -> Result<rustls::ClientConfig, String> {
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = rustls::ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-        let builder = builder.map_err(|error| format!("no TLS can be had: {error}"))?;
+        let builder = builder.map_err(|error| format!("cannot set up TLS: {error}"))?;
         Ok(builder.with_root_certificates(roots).with_no_client_auth())
     };
     TLS.get_or_init(make).clone()

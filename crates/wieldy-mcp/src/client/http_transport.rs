@@ -173,7 +173,7 @@ impl HttpTransport {
         let mut headers = self.state.headers.clone();
         headers.insert(header::ACCEPT, accept);
         if let Some(session) = session {
-            let session = HeaderValue::from_str(session).map_err(|_| Failure::protocol("a session that has no name"));
+            let session = HeaderValue::from_str(session).map_err(|_| Failure::protocol("an invalid session id"));
             headers.insert(SESSION, session.map_err(TransportError::Client)?);
         }
         Ok(headers)
@@ -263,8 +263,8 @@ impl HttpTransport {
         // Reading the whole body lets the connection go back to the pool.
         let complaint = match Box::pin(read_beginning(response)).await.as_slice() {
             [] => "nothing",
-            _ if is_html => "a page for people",
-            _ => "something that is neither JSON nor a stream of events",
+            _ if is_html => "an HTML page",
+            _ => "neither JSON nor an event stream",
         };
         Ok(PostResponse::NoAnswer { may_follow: is_empty && has_session, complaint: Failure::protocol(complaint) })
     }
@@ -319,11 +319,11 @@ fn message(body: &[u8], session: Option<String>, asked: &RequestId) -> Result<Sd
             Ok(SdkResponse::Json(ServerJsonRpcMessage::error(told.error, Some(asked.clone())), session))
         }
         Ok(ServerJsonRpcMessage::Response(response)) if response.id.to_string() != asked.to_string() => {
-            failed("the answer to something else")
+            failed("a response to another request")
         }
         Ok(message @ ServerJsonRpcMessage::Response(_)) => Ok(SdkResponse::Json(message, session)),
-        Ok(_) => failed("something that is no answer to what it was asked"),
-        Err(_) => failed("the answer is none that MCP knows"),
+        Ok(_) => failed("a response of the wrong type"),
+        Err(_) => failed("a response that is not valid MCP"),
     }
 }
 

@@ -36,7 +36,7 @@ pub enum ImportError {
     #[error("it has none of `mcpServers`, `servers`, `context_servers`, `mcp` and `mcp_servers`")]
     NoServers,
     /// An entry is not a valid server.
-    #[error("`{name}` is no server: {why}")]
+    #[error("`{name}` is not a server: {why}")]
     NotAServer {
         /// The name in the file.
         name: String,
@@ -60,7 +60,7 @@ pub fn servers(file: &Value) -> Result<Vec<Imported>, ImportError> {
 
 fn read(name: &str, server: &Value) -> Result<Imported, ImportError> {
     let wrong = |why| ImportError::NotAServer { name: name.to_owned(), why };
-    let table = server.as_object().ok_or_else(|| wrong("it is no table"))?;
+    let table = server.as_object().ok_or_else(|| wrong("it is not a table"))?;
     let mut imported = Imported { name: fit(name), ..Imported::default() };
     // Older versions of Zed nest the command and its settings one level deeper.
     let (command, own) = match table.get("command") {
@@ -70,26 +70,26 @@ fn read(name: &str, server: &Value) -> Result<Imported, ImportError> {
     match command {
         Some(Value::String(command)) => imported.command = Some(command.clone()),
         Some(Value::Array(words)) => {
-            let mut words = texts(words).ok_or_else(|| wrong("a word of its `command` is no text"))?;
+            let mut words = texts(words).ok_or_else(|| wrong("a word of its `command` is not a text"))?;
             if words.is_empty() {
                 return Err(wrong("its `command` is empty"));
             }
             imported.command = Some(words.remove(0));
             imported.args = words;
         }
-        Some(_) => return Err(wrong("its `command` is no text")),
+        Some(_) => return Err(wrong("its `command` is not a text")),
         None => {}
     }
     if let Some(args) = own.get("args") {
         let args =
-            args.as_array().and_then(|args| texts(args)).ok_or_else(|| wrong("its `args` are no list of texts"))?;
+            args.as_array().and_then(|args| texts(args)).ok_or_else(|| wrong("its `args` are not a list of texts"))?;
         imported.args.extend(args);
     }
     for key in ["env", "environment"] {
-        imported.env.extend(named(own, key).ok_or_else(|| wrong("its `env` is no table of texts"))?);
+        imported.env.extend(named(own, key).ok_or_else(|| wrong("its `env` is not a table of texts"))?);
     }
     for key in ["headers", "http_headers"] {
-        imported.headers.extend(named(table, key).ok_or_else(|| wrong("its `headers` are no table of texts"))?);
+        imported.headers.extend(named(table, key).ok_or_else(|| wrong("its `headers` are not a table of texts"))?);
     }
     let text = |keys: &[&str]| keys.iter().find_map(|key| table.get(*key)?.as_str()).map(str::to_owned);
     imported.cwd = text(&["cwd"]);
@@ -109,7 +109,7 @@ fn read(name: &str, server: &Value) -> Result<Imported, ImportError> {
     if let Some(command) = command.filter(|command| CONTAINERS.contains(command)) {
         imported
             .notes
-            .push(format!("`{command}` needs its daemon, which no sandbox shows: set `isolation = \"none\"`"));
+            .push(format!("`{command}` needs its daemon, which no sandbox can reach: set `isolation = \"none\"`"));
     }
     match (&imported.command, &imported.url) {
         (None, None) => return Err(wrong("it has neither a `command` nor a `url`")),
@@ -146,7 +146,7 @@ fn ours(text: &str, notes: &mut Vec<String>) -> String {
                     .map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' })
                     .collect();
                 notes.push(format!(
-                    "`${{{kind}:{what}}}` is asked for by another program: set the variable `{name}` instead"
+                    "only another program can fill in `${{{kind}:{what}}}`: set the variable `{name}` instead"
                 ));
                 written.push_str(&format!("${{{name}}}"));
             }
@@ -274,26 +274,32 @@ mod tests {
         assert_eq!((old.disabled, old.notes.len()), (true, 1));
         let docker =
             one(json!({"mcpServers": {"time": {"command": "/usr/bin/docker", "args": ["run", "-i", "mcp/time"]}}}));
-        assert_eq!(docker.notes, ["`docker` needs its daemon, which no sandbox shows: set `isolation = \"none\"`"]);
+        assert_eq!(docker.notes, ["`docker` needs its daemon, which no sandbox can reach: set `isolation = \"none\"`"]);
     }
 
     #[test]
-    fn what_another_program_would_ask_for_is_told() {
+    fn placeholders_of_other_programs_are_reported() {
         let server = one(json!({"servers": {"x y__z": {"command": "a", "args": ["--key", "${input:api-key}"]}}}));
         assert_eq!((server.name.as_str(), server.args[1].as_str()), ("x_y_z", "${API_KEY}"));
         assert_eq!(
             server.notes,
-            ["`${input:api-key}` is asked for by another program: set the variable `API_KEY` instead"]
+            ["only another program can fill in `${input:api-key}`: set the variable `API_KEY` instead"]
         );
     }
 
     #[test]
-    fn what_is_no_server_is_an_error_with_its_name() {
+    fn an_invalid_server_is_an_error_with_its_name() {
         let error = |server: Value| servers(&json!({"mcpServers": {"x": server}})).unwrap_err().to_string();
-        assert_eq!(error(json!({})), "`x` is no server: it has neither a `command` nor a `url`");
-        assert_eq!(error(json!({"command": "a", "url": "b"})), "`x` is no server: it has both a `command` and a `url`");
-        assert_eq!(error(json!({"command": "a", "args": [1]})), "`x` is no server: its `args` are no list of texts");
-        assert_eq!(error(json!("a")), "`x` is no server: it is no table");
+        assert_eq!(error(json!({})), "`x` is not a server: it has neither a `command` nor a `url`");
+        assert_eq!(
+            error(json!({"command": "a", "url": "b"})),
+            "`x` is not a server: it has both a `command` and a `url`"
+        );
+        assert_eq!(
+            error(json!({"command": "a", "args": [1]})),
+            "`x` is not a server: its `args` are not a list of texts"
+        );
+        assert_eq!(error(json!("a")), "`x` is not a server: it is not a table");
         assert_eq!(
             servers(&json!({"x": 1})).unwrap_err().to_string(),
             "it has none of `mcpServers`, `servers`, `context_servers`, `mcp` and `mcp_servers`"
@@ -301,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn comments_and_last_commas_are_taken_out_and_texts_stay() {
+    fn comments_and_trailing_commas_are_removed_outside_of_texts() {
         let text = "{ // one\n \"a\": \"// \\\" /* x */\", /* two\n */ \"b\": [1, 2, ], }";
         let read: Value = serde_json::from_str(&without_comments(text)).unwrap();
         assert_eq!(read, json!({"a": "// \" /* x */", "b": [1, 2]}));

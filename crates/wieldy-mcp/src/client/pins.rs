@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn where_the_file_cannot_be_used_nothing_that_was_known_is_forgotten() {
+    fn an_unusable_file_does_not_lose_pins_in_memory() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("pins.json");
         let pins = Pins::open(&path).unwrap();

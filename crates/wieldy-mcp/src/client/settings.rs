@@ -64,7 +64,7 @@ impl ServerSettings {
                 let command = Path::new(&program.command.program).file_name().and_then(|name| name.to_str());
                 if let Some(command) = command.filter(|command| CONTAINERS.contains(command)) {
                     return Some(format!(
-                        "`{command}` needs its daemon, which no sandbox shows: `isolation = \"none\"` under `[mcp.servers.{name}]` lets it start containers"
+                        "`{command}` needs its daemon, which no sandbox can reach: `isolation = \"none\"` under `[mcp.servers.{name}]` lets it start containers"
                     ));
                 }
                 let reaches = match &program.confinement.network {
@@ -93,7 +93,7 @@ pub(super) const CONTAINERS: [&str; 3] = ["docker", "nerdctl", "podman"];
 /// times out.
 const UNREACHED: [&str; 14] = [
     "wieldy's setting `network`",
-    "did not tell its tools",
+    "did not list its tools",
     "eai_again",
     "econnrefused",
     "enetunreach",
@@ -276,7 +276,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tools_are_taken_by_name_and_family_and_left_out_likewise() {
+    fn tools_are_allowed_and_denied_by_name_and_prefix() {
         let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
         let rules = ToolRules { allow: names(&["git_*", "ping"]), deny: names(&["git_push"]), ..ToolRules::default() };
         let taken = ["git_log", "git_push", "ping", "pings", "rm"].map(|name| rules.takes(name));
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_here_wins_over_what_the_server_says() {
+    fn rules_override_the_annotations_of_the_server() {
         let rule = ToolRule { read_only: Some(true), ..ToolRule::default() };
         let here = rule.annotations(Annotations::default());
         assert_eq!(here, Annotations { read_only: true, destructive: false, idempotent: true, open_world: true });

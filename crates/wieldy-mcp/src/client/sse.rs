@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_are_counted_one_by_one_however_they_are_cut() {
+    fn the_size_limit_applies_to_each_event() {
         let mut size = EventSize { bytes_max: 8, bytes: 0, line_bytes: 0 };
         assert!([&b"data: a\n\nda"[..], b"ta: b\r\n\r", b"\ndata: c\n"].iter().all(|piece| size.fits(piece)));
         assert!(!size.fits(b"data: d"));

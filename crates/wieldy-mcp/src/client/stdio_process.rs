@@ -127,7 +127,7 @@ impl ServerOutput {
             if partial.len() + piece.len() > MESSAGE_BYTES_MAX {
                 *fault = Some("it sent a message of more than 16 MiB");
             } else if self.waiting.load(Ordering::Relaxed) > WAITING_BYTES_MAX {
-                *fault = Some("it sends more than can be read");
+                *fault = Some("it sends messages faster than wieldy can process them");
             }
             if fault.is_some() {
                 partial.clear();
@@ -153,7 +153,7 @@ impl ServerOutput {
         let mut stderr = self.stderr.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let text = stderr.redactor.push(bytes);
         if !text.is_empty() {
-            tracing::debug!(target: "wieldy::mcp", text = text.trim_end(), "a server complains");
+            tracing::debug!(target: "wieldy::mcp", text = text.trim_end(), "stderr of a server");
         }
         stderr.tail.extend(text.into_bytes());
         let extra = stderr.tail.len().saturating_sub(STDERR_BYTES_MAX);
@@ -168,7 +168,7 @@ impl ServerOutput {
             exit.breaches.iter().find_map(|breach| match breach {
                 Breach::Network { host, port, .. } => {
                     let port = port.map(|port| format!(":{port}")).unwrap_or_default();
-                    Some(format!("; wieldy's setting `network` refused it `{host}{port}`"))
+                    Some(format!("; wieldy's setting `network` blocked `{host}{port}`"))
                 }
                 Breach::Filesystem { .. } => None,
             })
@@ -190,7 +190,7 @@ impl ServerOutput {
         stderr.tail.extend(rest.into_bytes());
         let said = String::from_utf8_lossy(stderr.tail.make_contiguous()).trim().to_owned();
         let how = how + &refused.unwrap_or_default();
-        if said.is_empty() { how } else { format!("{how}; its last words: {said}") }
+        if said.is_empty() { how } else { format!("{how}; its last output: {said}") }
     }
 }
 
@@ -229,7 +229,7 @@ impl Transport<RoleClient> for ProcessTransport {
             self.output.waiting.fetch_sub(line.len() + LINE_OVERHEAD_BYTES, Ordering::Relaxed);
             match parse_line(&line) {
                 Some(message) => return Some(message),
-                None => tracing::debug!(target: "wieldy::mcp", bytes = line.len(), "a server sent what is no message"),
+                None => tracing::debug!(target: "wieldy::mcp", bytes = line.len(), "a server sent an invalid message"),
             }
         }
     }
@@ -252,7 +252,7 @@ fn parse_line(line: &[u8]) -> Option<RxJsonRpcMessage<RoleClient>> {
 
     serde_json::from_slice(line).ok().or_else(|| {
         let answer = serde_json::from_slice::<ResponseHead>(line).ok().filter(|answer| answer.method.is_none())?;
-        let error = ErrorData::new(ErrorCode::PARSE_ERROR, "the answer is none that MCP knows", None);
+        let error = ErrorData::new(ErrorCode::PARSE_ERROR, "a response that is not valid MCP", None);
         Some(RxJsonRpcMessage::<RoleClient>::error(error, Some(answer.id)))
     })
 }
@@ -275,14 +275,14 @@ mod tests {
 
     #[test]
     fn a_flood_of_short_lines_is_as_bounded_as_one_of_long_ones() {
-        let too_much = Some("it sends more than can be read");
+        let too_much = Some("it sends messages faster than wieldy can process them");
         let lines_max = WAITING_BYTES_MAX / (1 + LINE_OVERHEAD_BYTES) + 1;
         assert_eq!(heard(&b"x\n".repeat(1000), 1000), (lines_max, too_much));
         assert_eq!(heard(&[&vec![b'x'; MESSAGE_BYTES_MAX][..], b"\n"].concat(), 4), (2, too_much));
     }
 
     #[test]
-    fn lines_without_anything_in_them_do_not_wait() {
+    fn empty_lines_are_not_queued() {
         assert_eq!(heard(&b"\n \r\n\t\n".repeat(1000), 1000), (0, None));
         assert_eq!(heard(b"\n\nx\n\n", 1), (1, None));
     }

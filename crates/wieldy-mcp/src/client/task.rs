@@ -44,7 +44,7 @@ pub(super) async fn follow(
             Ok(polled) => polled,
             Err(failure) if is_temporary(&failure) && !sdk.is_transport_closed() => {
                 if failed_polls == 0 {
-                    run.warn(format!("the server cannot be asked how its task stands, and is asked again: {failure}"));
+                    run.warn(format!("cannot get the state of the task from the server, trying again: {failure}"));
                 }
                 (failed_polls, asked_for) = (failed_polls + 1, failure.retry_after());
                 continue;
@@ -56,7 +56,7 @@ pub(super) async fn follow(
             TaskPayload::Completed { result } => {
                 running.disarm();
                 let result = serde_json::from_value(Value::Object(result));
-                return result.map(answer::outcome).map_err(|_| Failure::protocol("a task whose result is none"));
+                return result.map(answer::outcome).map_err(|_| Failure::protocol("a task without a valid result"));
             }
             TaskPayload::Failed { error } => {
                 running.disarm();
@@ -69,7 +69,7 @@ pub(super) async fn follow(
             }
             TaskPayload::InputRequired { .. } => {
                 running.cancel().await;
-                return Err(Failure::protocol("a question to the user, which nobody here can answer"));
+                return Err(Failure::protocol("a question to the user, which wieldy cannot pass on"));
             }
             _ => run.progress(None, polled.task.status_message.clone().unwrap_or_default()),
         }

@@ -29,7 +29,7 @@ impl AnyTool for UpstreamTool {
     fn run<'a>(&'a self, input: &'a Input, run: &'a Run) -> BoxFuture<'a, Result<Outcome, RunError>> {
         Box::pin(async move {
             let Value::Object(arguments) = input.value() else {
-                return Err(RunError::invalid_input("an MCP server takes its arguments as an object"));
+                return Err(RunError::invalid_input("the arguments of an MCP tool must be an object"));
             };
             let ready = async {
                 let slot = self.upstream.slots.acquire().await;

@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hash_heeds_every_word_and_no_order() {
+    fn the_hash_depends_on_every_word_and_not_on_the_order() {
         let one = definition(json!({"name": "a", "inputSchema": {"type": "object", "properties": {"x": {}, "y": {}}}}));
         let same =
             definition(json!({"inputSchema": {"properties": {"y": {}, "x": {}}, "type": "object"}, "name": "a"}));
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_models_do_not_accept_are_made_acceptable_and_stay_apart() {
+    fn invalid_names_become_valid_and_stay_distinct() {
         assert_eq!(qualified("git", "log"), "git__log");
         let odd = ["a.b", "a/b", "a b", &"x".repeat(100), &"x".repeat(101)].map(|name| qualified("git", name));
         assert_eq!(odd[0], "git__a_b_08b91858");

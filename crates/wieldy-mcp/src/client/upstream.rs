@@ -251,7 +251,7 @@ impl Upstream {
         let server = &self.settings.name;
         if let Err(error) = self.pins.change(server, |pinned| pinned.failed = true) {
             let error = &error as &dyn std::error::Error;
-            tracing::warn!(target: "wieldy::mcp", server, error, "that a server failed is not remembered");
+            tracing::warn!(target: "wieldy::mcp", server, error, "cannot store that a server failed");
         }
     }
 
@@ -286,7 +286,7 @@ impl Upstream {
     /// Limits a tool list to the start timeout.
     async fn within_start_timeout<T>(&self, told: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
         let within = self.settings.start_timeout;
-        let late = |_| Err(Failure::transport(format!("it did not tell its tools within {within:?}")));
+        let late = |_| Err(Failure::transport(format!("it did not list its tools within {within:?}")));
         tokio::time::timeout(within, told).await.unwrap_or_else(late)
     }
 
@@ -308,7 +308,8 @@ impl Upstream {
                         // `run` reports the end.
                         Err(_) if !session.is_alive() => return,
                         Err(why) => {
-                            tracing::warn!(target: "wieldy::mcp", server = this.settings.name, %why, "a server does not tell its tools")
+                            let server = &this.settings.name;
+                            tracing::warn!(target: "wieldy::mcp", server, %why, "cannot list the tools of a server")
                         }
                     }
                     drop((this, session));
@@ -360,7 +361,7 @@ impl Upstream {
         });
         if let Err(error) = kept {
             let error = &error as &dyn std::error::Error;
-            tracing::warn!(target: "wieldy::mcp", server, error, "what the tools of a server are now is not remembered");
+            tracing::warn!(target: "wieldy::mcp", server, error, "cannot store the tool definitions of a server");
         }
         self.tools().told.clone_from(&told);
         self.tools().changed = changes.iter().map(|(name, (_, diff))| (name.clone(), diff.clone())).collect();
@@ -408,7 +409,7 @@ impl Upstream {
             if told.iter().any(|other| other.name == first.name && other != *first) {
                 self.mark_unusable(
                     &first.name,
-                    "the server tells of several tools of this name, and the first is taken",
+                    "the server lists several tools with this name, and only the first is used",
                 );
             }
         }
@@ -485,7 +486,7 @@ impl Upstream {
             (tools.told.clone(), tools.changed == *seen)
         };
         if !is_seen {
-            let again = format!("the MCP server `{server}` changed its tools again while somebody looked at them");
+            let again = format!("the MCP server `{server}` changed its tools again while they were shown");
             return Err(CallError::new(Code::PermissionDenied, again)
                 .suggest(format!("`wieldy mcp pin {server}` shows them as they are now")));
         }

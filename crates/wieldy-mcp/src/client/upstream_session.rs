@@ -166,7 +166,7 @@ impl UpstreamSession {
             Some(process) => Failure::Transport(process.ended().await),
             None => tokio::select! {
                 () = closed => Failure::transport(CLOSED),
-                () = self.lost.cancelled() => Failure::transport("it does not know us any more"),
+                () = self.lost.cancelled() => Failure::transport("it does not know the session any more"),
             },
         }
     }
@@ -230,7 +230,7 @@ impl UpstreamSession {
             // The size is bounded because compiling schemas takes far longer than parsing them.
             bytes += serde_json::to_vec(&page.tools).map_or(0, |text| text.len());
             if bytes > TOOLS_BYTES_MAX {
-                let told = format!("definitions of tools with more than {} MiB in all", TOOLS_BYTES_MAX >> 20);
+                let told = format!("tool definitions of more than {} MiB in all", TOOLS_BYTES_MAX >> 20);
                 return Err(Failure::protocol(told));
             }
             if let Some(http_calls) = &self.http_calls {
@@ -312,9 +312,9 @@ impl UpstreamSession {
             // Boxed, like every rare path, to keep the future of common calls small.
             Ok(CallAnswer::Task(task)) => Box::pin(self.poll_task(task, run)).await,
             Ok(CallAnswer::Question) => {
-                Err(self.call_error(Failure::protocol("a question to the user, which nobody here can answer")))
+                Err(self.call_error(Failure::protocol("a question to the user, which wieldy cannot pass on")))
             }
-            Ok(CallAnswer::Other) => Err(self.call_error(Failure::protocol("something that is no result of a tool"))),
+            Ok(CallAnswer::Other) => Err(self.call_error(Failure::protocol("a result that is not a tool result"))),
             Err(failure) => Err(self.call_error(failure)),
         }
     }
@@ -420,7 +420,7 @@ impl OpenError {
     fn failure(self) -> Failure {
         match self {
             Self::Failed(failure) => failure,
-            Self::SpeaksOlder => Failure::protocol("something that is no introduction"),
+            Self::SpeaksOlder => Failure::protocol("an invalid response to the handshake"),
         }
     }
 }
@@ -483,7 +483,7 @@ impl Drop for SentCall<'_> {
     fn drop(&mut self) {
         if let Some(id) = self.take() {
             let sdk = self.sdk.clone();
-            let told = cancelled(id, "nobody waits for the answer any more");
+            let told = cancelled(id, "the caller no longer waits for the response");
             tokio::spawn(async move { sdk.notify_cancelled(told).await });
         }
     }

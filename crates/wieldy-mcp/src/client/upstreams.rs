@@ -36,10 +36,10 @@ pub enum SettingsError {
         source: NameError,
     },
     /// The name contains `__`, which would make tool names ambiguous.
-    #[error("`{0}` cannot be the name of an MCP server: `__` stands between the names of a server and a tool")]
+    #[error("`{0}` cannot be the name of an MCP server: `__` separates the names of a server and a tool")]
     Separator(String),
     /// Two servers have this name.
-    #[error("there are two MCP servers of the name `{0}`")]
+    #[error("two MCP servers have the name `{0}`")]
     Twice(String),
 }
 

@@ -59,7 +59,7 @@ pub(crate) async fn refuse_oversized(
     told: &str,
     client: &PeerClient,
 ) -> CallResult {
-    let advice = "put what is large into a file of the workspace, and name the file";
+    let advice = "write large values to a file in the workspace, and pass its path";
     let error = CallError::new(Code::ValidationFailed, told).suggest(advice);
     if MetaTool::named(tool, &shared.options).is_some() {
         return Ok(convert::refusal(&error).into());
@@ -81,7 +81,7 @@ async fn answer_repeated(request: CallRequest<'_>, params: &CallToolRequestParam
         ReturnedInput::Nothing(question) => Ok(questions.input_required(&question, &request.asked).into()),
         ReturnedInput::TooLate => {
             let error = CallError::new(Code::ConfirmationDenied, "the question is over: it was answered or expired")
-                .suggest("call again and confirm that very call");
+                .suggest("call again and confirm the new call");
             Ok(convert::refusal(&error).into())
         }
     }

@@ -116,7 +116,7 @@ pub(crate) fn page<T: Clone>(
     let start = match request.and_then(|request| request.cursor) {
         None => 0,
         Some(cursor) => {
-            let unknown = || ErrorData::invalid_params("the cursor is not one of this server's", None);
+            let unknown = || ErrorData::invalid_params("the cursor is not from this server", None);
             let last = cursor.strip_prefix(AFTER).ok_or_else(unknown)?;
             all.partition_point(|one| name(one) <= last)
         }
@@ -154,6 +154,6 @@ mod tests {
         assert_eq!(page(&all, at("after:d")), Ok((vec!["e"], None)));
         assert_eq!(page(&["a", "c", "d"], at("after:b")), Ok((vec!["c", "d"], None)), "the last one is gone");
         let wrong = page(&all, at("b")).expect_err("not ours");
-        assert_eq!((wrong.code.0, &*wrong.message), (-32602, "the cursor is not one of this server's"));
+        assert_eq!((wrong.code.0, &*wrong.message), (-32602, "the cursor is not from this server"));
     }
 }

@@ -241,7 +241,7 @@ pub(crate) fn still_running(
 /// Returns the error for a call that the executor does not know.
 pub(crate) fn unknown_call(id: ExecutionId) -> CallToolResult {
     let error = wieldy_core::CallError::new(Code::InvalidInput, format!("there is no call {id} to wait for"))
-        .suggest("a result is kept for a while after its call; look into the history for what came of older ones");
+        .suggest("results are stored only for a while; the history shows how older calls ended");
     convert::refusal(&error)
 }
 

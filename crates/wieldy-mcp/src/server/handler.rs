@@ -64,7 +64,7 @@ impl ConnectionHandler {
                 Arc::new(Caller { agent: agent.unwrap_or_else(|| caller.agent.clone()), ..(**caller).clone() })
             }
             CallerSource::OfRequest => {
-                let unknown = || ErrorData::internal_error("nobody established who calls", None);
+                let unknown = || ErrorData::internal_error("the caller of the request is unknown", None);
                 let parts = context.extensions.get::<::http::request::Parts>().ok_or_else(unknown)?;
                 let caller = parts.extensions.get::<Arc<Caller>>().ok_or_else(unknown)?;
                 match parts.headers.get(SESSION).and_then(|session| session.to_str().ok()) {

@@ -110,7 +110,7 @@ impl Endpoint {
         B::Error: std::fmt::Display,
     {
         let Some(caller) = request.extensions().get::<Arc<Caller>>().cloned() else {
-            return plain_text(StatusCode::INTERNAL_SERVER_ERROR, "nobody established who calls");
+            return plain_text(StatusCode::INTERNAL_SERVER_ERROR, "the caller of the request is unknown");
         };
         let session = match request.headers().get(SESSION) {
             None => None,
@@ -310,7 +310,7 @@ fn refusal(body: &[u8]) -> Option<Refused> {
     }
     match serde_json::from_slice(body) {
         Ok(Value::Array(_)) => {
-            let one = "a request is one message; several at once are part of revision 2025-03-26 only";
+            let one = "a request must be one message; only revision 2025-03-26 allows batches";
             Some(Refused::invalid(None, one))
         }
         Ok(value) => stdio::parse(value).err(),
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_has_the_most_sessions_loses_the_one_that_was_quiet_for_longest() {
+    async fn the_caller_with_the_most_sessions_loses_its_longest_idle_one() {
         let executor = wieldy_core::Executor::builder().build().unwrap();
         let endpoint = Server::new(executor, crate::server::ServerOptions::default()).http();
         let (ada, bob) = (Arc::new(Caller::agent("ada")), Arc::new(Caller::agent("bob")));
@@ -386,11 +386,11 @@ mod tests {
         assert_eq!((status, endpoint.inner.sessions().len()), (StatusCode::OK, SESSIONS_MAX));
         let is_there = |id: &str| endpoint.inner.sessions().contains_key(id);
         assert!(is_there(&first.unwrap()) && is_there(&second.unwrap()) && is_there(&theirs[1]));
-        assert!(!is_there(&theirs[0]), "hers is gone that was quiet for longest");
+        assert!(!is_there(&theirs[0]), "her longest idle session is gone");
 
         tokio::time::advance(Duration::from_secs(2 * 60 * 60)).await;
         opened(&endpoint, &bob).await;
-        assert_eq!(endpoint.inner.sessions().len(), 1, "nothing was heard of the others for long");
+        assert_eq!(endpoint.inner.sessions().len(), 1, "the others were idle for long");
     }
 
     /// A sandbox that lists its entries and runs nothing.

@@ -327,7 +327,7 @@ fn encode(id: &RequestId, answered: CallResult, is_modern: bool) -> EncodedAnswe
         }
         Ok(CallToolResponse::InputRequired(result)) => message(id, Some(result), None),
         Ok(CallToolResponse::Task(result)) => message(id, Some(result), None),
-        Ok(_) => message(id, None::<()>, Some(ErrorData::internal_error("there is no such kind of answer", None))),
+        Ok(_) => message(id, None::<()>, Some(ErrorData::internal_error("the response has an unknown type", None))),
         Err(error) => {
             if is_modern && error.code == ErrorCode::METHOD_NOT_FOUND {
                 status = StatusCode::NOT_FOUND;

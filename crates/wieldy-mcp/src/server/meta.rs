@@ -104,7 +104,7 @@ pub(crate) fn tools(options: &ServerOptions) -> Vec<Tool> {
             "query": {"type": "string", "description": "What the tool should do, in a few words"},
             "limit": {"type": "integer", "minimum": 1, "maximum": FOUND_MAX},
         });
-        let description = "Finds tools by what they do; most tools are not listed and are found only so";
+        let description = "Finds tools by what they do; most tools are not listed and can only be found this way";
         tools.push(tool(TOOL_SEARCH, description, properties, json!(["query"])).with_annotations(reading.clone()));
         let named = json!({"type": "string", "description": "A name that the search found"});
         let description = "Tells what a tool does and which arguments it takes";
@@ -151,7 +151,7 @@ fn search(shared: &Shared, arguments: &JsonObject, caller: &Caller) -> CallToolR
         None => FOUND,
         Some(limit) => match limit.as_u64() {
             Some(limit) if limit > 0 => usize::try_from(limit).unwrap_or(FOUND_MAX).min(FOUND_MAX),
-            _ => return invalid("`limit` must be a whole number from 1 on"),
+            _ => return invalid("`limit` must be a whole number of at least 1"),
         },
     };
     let seen = shared.catalogue.visible_to(shared, caller);
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn tools_are_found_by_what_they_do_the_best_first() {
+    fn the_search_lists_the_best_tools_first() {
         assert_eq!(found("read file"), ["Read", "Write"]);
         assert_eq!(found("list issues"), ["listIssues", "create_issue"]);
         // "Create" is a synonym of "write", so `Write` comes last.

@@ -104,7 +104,7 @@ impl Default for ServerOptions {
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// The client's handshake was invalid.
-    #[error("the client did not begin as MCP wants it")]
+    #[error("the client's MCP handshake was invalid")]
     Opening(#[source] Box<ServerInitializeError>),
     /// The connection's task panicked.
     #[error("the connection's task failed")]

@@ -117,7 +117,7 @@ pub(crate) fn idempotency_key(meta: Option<&RequestMetaObject>) -> Result<Option
         None => Ok(None),
         Some(Value::String(key)) if (1..=KEY_BYTES_MAX).contains(&key.len()) => Ok(Some(key.clone())),
         Some(_) => {
-            let told = format!("`_meta` has under `{META_KEY}` a text of 1 to {KEY_BYTES_MAX} bytes, or nothing");
+            let told = format!("`{META_KEY}` in `_meta` must be a text of 1 to {KEY_BYTES_MAX} bytes");
             Err(ErrorData::invalid_params(told, None))
         }
     }

@@ -122,10 +122,10 @@ impl PendingRequests {
         match message {
             // Two pending requests with one id would get indistinguishable responses.
             JsonRpcMessage::Request(request) if self.requests.contains_key(&request.id) => {
-                Err(Refused::invalid(None, "the id is that of a request that has no answer yet"))
+                Err(Refused::invalid(None, "a request with this id is still open"))
             }
             JsonRpcMessage::Request(request) if self.requests.len() >= requests_max => {
-                let error = ErrorData::new(TOO_MANY, "too many requests have no answer yet", None);
+                let error = ErrorData::new(TOO_MANY, "too many requests are open", None);
                 Err(Refused { id: Some(request.id.clone()), error })
             }
             JsonRpcMessage::Request(request) => {
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_lets_go_of_what_is_answered_already() {
+    fn an_answered_request_cannot_be_cancelled() {
         let mut pending = PendingRequests::default();
         let batch = pending.begin_batch();
         for id in 1..=3 {
@@ -260,7 +260,7 @@ mod tests {
         }
         assert!(pending.end_batch(batch).is_none());
         assert_eq!(ids(pending.answer(pong(1))), None);
-        assert_eq!(ids(pending.register(&cancelled(1), None, 9).unwrap()), None, "its answer is on its way");
+        assert_eq!(ids(pending.register(&cancelled(1), None, 9).unwrap()), None, "its answer is already queued");
         assert_eq!(ids(pending.register(&cancelled(2), None, 9).unwrap()), None, "the third is still missing");
         let line = pending.answer(pong(3)).unwrap();
         pending.written(&line);
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_reads_no_answers_and_lets_go_of_them_may_not_go_on_asking() {
+    fn cancelling_does_not_free_the_slot_of_an_unread_answer() {
         let mut pending = PendingRequests::default();
         pending.register(&ping(1), None, 1).unwrap();
         let line = pending.answer(pong(1)).unwrap();
@@ -286,15 +286,15 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_does_not_close_what_has_the_same_id() {
+    fn a_refusal_does_not_close_a_request_with_the_same_id() {
         let mut pending = PendingRequests::default();
         pending.register(&ping(1), None, 1).unwrap();
         let refused = pending.refuse(Refused::invalid(Some(RequestId::Number(1)), "no"), None).unwrap();
         pending.written(&refused);
-        let told = "the id is that of a request that has no answer yet";
+        let told = "a request with this id is still open";
         assert_eq!(pending.register(&ping(1), None, 1).err(), Some(Refused::invalid(None, told)));
         let line = pending.answer(pong(1)).unwrap();
-        assert!(pending.register(&ping(2), None, 1).is_err(), "as long as it is not written");
+        assert!(pending.register(&ping(2), None, 1).is_err(), "until the answer is written");
         pending.written(&line);
         assert!(pending.register(&ping(2), None, 1).is_ok());
     }

@@ -67,7 +67,7 @@ impl Confirmer for PendingQuestions {
             }
             let (answer, answered) = oneshot::channel();
             let _removed_on_drop = self.insert(question, answer)?;
-            let is_approved = answered.await.map_err(|_| "whoever was asked went away".to_owned())?;
+            let is_approved = answered.await.map_err(|_| "the client went away without an answer".to_owned())?;
             Ok(if is_approved { question.approve() } else { question.refuse() })
         })
     }
@@ -92,7 +92,7 @@ impl PendingQuestions {
     fn insert(&self, question: &Confirmation, answer: oneshot::Sender<bool>) -> Result<RemoveOnDrop<'_>, String> {
         let mut open = self.lock();
         if open.len() >= QUESTIONS_MAX {
-            return Err("too many calls wait for answers already".into());
+            return Err("too many calls already wait for answers".into());
         }
         open.insert(
             question.execution,
@@ -140,7 +140,7 @@ impl PendingQuestions {
         let ticket: SealedState = self
             .seal
             .open_json_with(sealed, &asked.hash())
-            .map_err(|_| wrong("the request state is none of this server's, is too old, or belongs to another call"))?;
+            .map_err(|_| wrong("the request state is not from this server, is too old, or belongs to another call"))?;
         let execution = ticket.execution;
         let question = self.lock().get(&execution).map(|open| Arc::clone(&open.question));
         let Some(question) = question.filter(|question| question.digest.to_string() == ticket.digest) else {

@@ -73,9 +73,7 @@ pub(crate) fn list(
 pub(crate) fn templates() -> ListResourceTemplatesResult {
     let template = ResourceTemplate::new(format!("{ARTIFACT_SCHEME}{{id}}{{?offset,length}}"), "artifact")
         .with_title("The whole output of a call")
-        .with_description(
-            "Results name the artifact that has what they had no room for; `offset` and `length` are bytes",
-        );
+        .with_description("Results name the artifact if their output was too large; `offset` and `length` are bytes");
     ListResourceTemplatesResult { resource_templates: vec![template], ..ListResourceTemplatesResult::default() }
 }
 
@@ -162,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_part_of_a_text_is_text_and_other_bytes_are_none() {
+    fn a_part_of_a_text_is_text_and_other_bytes_are_not() {
         let text = "aäb€c".as_bytes();
         let within = |range: std::ops::Range<usize>| text_within(&text[range]);
         assert_eq!(within(0..2).as_deref(), Some("a"));

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn id_and_tool_are_found_wherever_they_stand() {
+    fn id_and_tool_are_found_at_any_position() {
         let number = |number| Some(RequestId::Number(number));
         let call = |name: &str| Some(name.to_owned());
         for (text, id, tool) in [
@@ -185,7 +185,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_found_is_what_the_message_says(
+        fn the_scan_finds_the_id_and_tool_of_the_message(
             id in any::<i64>(), name in "\\PC{0,12}", text in "[\\PC\"\\\\:,{}\\[\\]]{0,30}", is_last in any::<bool>(),
         ) {
             let arguments = json!({"name": text, "id": text, "deep": [{"method": text}]});

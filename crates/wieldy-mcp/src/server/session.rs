@@ -311,7 +311,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn of_the_streams_that_ended_those_stay_longest_that_nobody_has_read() {
+    async fn unread_streams_are_stored_longer_than_read_ones() {
         let session = Arc::new(Session::new(Arc::new(Caller::local()), &ClientCapabilities::default(), "2025-06-18"));
         for number in 0..2 * (READ_STREAMS_MAX + 2) {
             let stream = Arc::new(EventStream::new(Some(Arc::clone(&session))));
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_is_told_once_and_on_the_newest_stream() {
+    fn a_change_is_announced_once_on_the_newest_stream() {
         let session = Arc::new(Session::new(Arc::new(Caller::local()), &ClientCapabilities::default(), "2025-06-18"));
         let (older, newer) = (session.listen(5), session.listen(5));
         assert_eq!((older.must_report(5), newer.must_report(5)), (false, false), "nothing has changed");
@@ -344,11 +344,11 @@ mod tests {
         drop(newer);
         assert_eq!((older.must_report(6), older.must_report(7)), (false, true));
         drop(older);
-        assert!(session.listen(8).must_report(8), "what came while there was no stream");
+        assert!(session.listen(8).must_report(8), "the change that came while there was no stream");
     }
 
     #[test]
-    fn a_client_that_can_only_show_pages_cannot_be_asked() {
+    fn a_client_with_url_elicitation_only_cannot_be_asked() {
         for (capabilities, can_ask) in [
             (r#"{}"#, false),
             (r#"{"elicitation":{}}"#, true),

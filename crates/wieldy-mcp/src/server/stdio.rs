@@ -138,7 +138,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Send + Unpin> StdioTransport<R, W> {
     /// Handles a message that was too long. A call is queued with a mark, so that it is refused and recorded like other
     /// calls.
     fn queue_oversized(&mut self, scan: &Scan) -> Vec<OutputLine> {
-        let refusal = format!("a message has at most {} bytes", self.bytes_max);
+        let refusal = format!("a message can have at most {} bytes", self.bytes_max);
         let (Some(id), Some(tool)) = (scan.id(), scan.tool()) else {
             return vec![Refused::invalid(scan.id(), refusal).into()];
         };
@@ -178,11 +178,9 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Send + Unpin> StdioTransport<R, W> {
     /// Returns the refusal of a batch that is not allowed or has a wrong size.
     fn refuse_batch(&self, count: usize, allows_batches: bool) -> Option<Refused> {
         let message = match count {
-            _ if !allows_batches => {
-                "a line is one message; several at once are part of revision 2025-03-26 only".into()
-            }
-            0 => "several messages are at least one".into(),
-            _ if count > self.requests_max => format!("at most {} messages are taken at once", self.requests_max),
+            _ if !allows_batches => "a line must be one message; only revision 2025-03-26 allows batches".into(),
+            0 => "a batch must have at least one message".into(),
+            _ if count > self.requests_max => format!("a batch can have at most {} messages", self.requests_max),
             _ => return None,
         };
         Some(Refused::invalid(None, message))
@@ -246,23 +244,23 @@ fn lock(pending: &Mutex<PendingRequests>) -> MutexGuard<'_, PendingRequests> {
 /// Parses a message. Returns `None` for an unknown notification.
 pub(super) fn parse(value: Value) -> Result<Option<ClientJsonRpcMessage>, Refused> {
     let invalid = Refused::invalid;
-    let Value::Object(mut message) = value else { return Err(invalid(None, "a message is an object")) };
+    let Value::Object(mut message) = value else { return Err(invalid(None, "a message must be an object")) };
     if message.get("jsonrpc").and_then(Value::as_str) != Some("2.0") {
-        return Err(invalid(None, "a message has `jsonrpc` with the value \"2.0\""));
+        return Err(invalid(None, "a message must have `jsonrpc` with the value \"2.0\""));
     }
     let id = match message.get("id") {
         None => None,
-        Some(id) => Some(request_id(id).ok_or_else(|| invalid(None, "an id is a text or a whole number"))?),
+        Some(id) => Some(request_id(id).ok_or_else(|| invalid(None, "an id must be a text or a whole number"))?),
     };
     let Some(method) = message.get("method") else {
         // A response to one of our requests, or an invalid message.
         return match (id, serde_json::from_value(Value::Object(message))) {
             (Some(_), Ok(message)) => Ok(Some(message)),
-            (id, _) => Err(invalid(id, "a message has a `method`, or a `result` or an `error` with an `id`")),
+            (id, _) => Err(invalid(id, "a message must have a `method`, or a `result` or an `error` with an `id`")),
         };
     };
     match (method.as_str(), id) {
-        (None, id) => Err(invalid(id, "a `method` is a text")),
+        (None, id) => Err(invalid(id, "a `method` must be a text")),
         // `tools/call` is by far the most common, so it skips the SDK's general parser.
         (Some("tools/call"), Some(id)) => tool_call(id, message.remove("params")).map(Some),
         (Some(_), Some(id)) => serde_json::from_value(Value::Object(message))
@@ -286,14 +284,14 @@ fn tool_call(id: RequestId, params: Option<Value>) -> Result<ClientJsonRpcMessag
         |message: &'static str| Refused { id: Some(id.clone()), error: ErrorData::invalid_params(message, None) };
     let mut params = match params {
         Some(Value::Object(params)) => params,
-        _ => return Err(wrong("`params` is an object with the tool's `name`")),
+        _ => return Err(wrong("`params` must be an object with the tool's `name`")),
     };
-    let Some(Value::String(name)) = params.remove("name") else { return Err(wrong("`name` is the tool's name")) };
+    let Some(Value::String(name)) = params.remove("name") else { return Err(wrong("`name` must be the tool's name")) };
     let mut call = CallToolRequestParams::new(name);
     call.arguments = match params.remove("arguments") {
         None | Some(Value::Null) => None,
         Some(Value::Object(arguments)) => Some(arguments),
-        Some(_) => return Err(wrong("`arguments` is an object")),
+        Some(_) => return Err(wrong("`arguments` must be an object")),
     };
     let mut extensions = Extensions::new();
     match params.remove("_meta") {
@@ -301,17 +299,17 @@ fn tool_call(id: RequestId, params: Option<Value>) -> Result<ClientJsonRpcMessag
         Some(Value::Object(meta)) => {
             extensions.insert(RequestMetaObject(meta_object(meta)));
         }
-        Some(_) => return Err(wrong("`_meta` is an object")),
+        Some(_) => return Err(wrong("`_meta` must be an object")),
     }
     call.input_responses = match params.remove("inputResponses") {
         None => None,
         Some(Value::Object(responses)) => Some(responses.into_iter().collect()),
-        Some(_) => return Err(wrong("`inputResponses` is an object")),
+        Some(_) => return Err(wrong("`inputResponses` must be an object")),
     };
     call.request_state = match params.remove("requestState") {
         None => None,
         Some(Value::String(state)) => Some(state),
-        Some(_) => return Err(wrong("`requestState` is a text")),
+        Some(_) => return Err(wrong("`requestState` must be a text")),
     };
     let mut request = Request::new(call);
     request.extensions = extensions;
@@ -342,7 +340,7 @@ mod tests {
                 (parse(serde_json::from_str(&line).unwrap()), serde_json::from_str::<ClientJsonRpcMessage>(&line));
             let (ours, theirs) = (ours.expect("a message").expect("no notification"), theirs.expect("a message"));
             assert_eq!(json!(ours), json!(theirs));
-            assert_eq!(format!("{ours:?}"), format!("{theirs:?}"), "what does not show in JSON is the same too");
+            assert_eq!(format!("{ours:?}"), format!("{theirs:?}"), "fields that are not in JSON are equal too");
         }
     }
 

@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_comes_late_is_told_the_last_events_and_the_answer() {
+    async fn a_late_reader_gets_the_last_events_and_the_answer() {
         let stream = Arc::new(EventStream::new(None));
         for n in 0..EVENTS_MAX + 10 {
             stream.notify("n", &n);
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_client_that_hears_nothing_for_long_is_told_that_we_are_there() {
+    async fn an_idle_stream_gets_keep_alive_comments() {
         let stream = Arc::new(EventStream::new(None));
         let stop = CancellationToken::new();
         let mut reader = StreamReader::new(Arc::clone(&stream), stop.clone(), None);

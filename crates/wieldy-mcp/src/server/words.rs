@@ -92,7 +92,7 @@ const SYNONYMS: [(&str, &str); 36] = [
     ("quota allowed allowance remaining left budget concurrency parallel once capacity maximum max", "limits state"),
     (
         "status state situation current currently now health executor environment setting configuration session",
-        "state stand now",
+        "state current",
     ),
     ("log trace debug verbose warning warn event happened message timeline diagnostic", "log events"),
     ("why wrong problem failure fail crash exception", "log failure error"),
@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_taken_apart() {
+    fn names_are_split_into_words() {
         assert_eq!(
             words("readFile read_file Read-Files").collect::<Vec<_>>(),
             ["read", "fil", "read", "fil", "read", "fil"]
@@ -220,11 +220,11 @@ mod tests {
     }
 
     #[test]
-    fn words_of_the_trade_have_the_words_of_tools_beside_them() {
+    fn synonyms_expand_to_words_of_tools() {
         let wanted = |query: &str| expand(query).into_iter().map(|(word, _)| word).collect::<Vec<_>>();
         assert_eq!(wanted("please rm it"), ["rm", "delet"]);
         assert_eq!(wanted("*.rs"), ["rs", "find", "glob", "path", "pattern"]);
-        assert_eq!(wanted("what is it"), ["is", "it", "what"], "where nothing is left, everything counts");
+        assert_eq!(wanted("what is it"), ["is", "it", "what"], "a query of stop words only uses all its words");
         let weight = |query: &str, stem: &str| expand(query).into_iter().find(|(word, _)| word == stem).unwrap().1;
         assert_eq!(
             [weight("rg", "search"), weight("rg or grep", "search"), weight("search", "search")],

@@ -82,7 +82,7 @@ async fn without_tokens_this_machine_may_call_and_no_web_page() {
     for host in ["localhost".to_owned(), format!("localhost:{port}"), format!("[::1]:{port}"), "LOCALHOST".into()] {
         assert_eq!(world.ask("/who", &[&format!("Host: {host}")], "").await, "200 OK | local, 0 bytes", "{host}");
     }
-    let not_us = r#"403 Forbidden | {"error":{"message":"this server is not known by that name"}}"#;
+    let not_us = r#"403 Forbidden | {"error":{"message":"this server does not serve that host name"}}"#;
     for host in ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", ""] {
         assert_eq!(world.ask("/who", &[&format!("Host: {host}")], "").await, not_us, "{host}");
         assert_eq!(world.ask("/health", &[&format!("Host: {host}")], "").await, not_us, "{host}");
@@ -94,7 +94,7 @@ async fn without_tokens_this_machine_may_call_and_no_web_page() {
     for origin in ["https://evil.example", "null", "http://localhost:1", "https://good.example.evil.example"] {
         assert_eq!(
             world.ask("/who", &[&format!("Origin: {origin}")], "").await,
-            r#"403 Forbidden | {"error":{"message":"web pages from there may not call"}}"#,
+            r#"403 Forbidden | {"error":{"message":"web pages of that origin may not call this server"}}"#,
             "{origin}"
         );
     }
@@ -102,13 +102,13 @@ async fn without_tokens_this_machine_may_call_and_no_web_page() {
 }
 
 #[tokio::test]
-async fn with_tokens_everybody_shows_one_and_is_known_by_it() {
+async fn every_request_needs_a_token_if_tokens_are_configured() {
     let world = World::new(two_tokens).await;
     assert_eq!(world.ask("/who", &["Authorization: Bearer s3cret-a"], "").await, "200 OK | ada, 0 bytes");
     assert_eq!(world.ask("/who", &["authorization: bearer s3cret-b"], "").await, "200 OK | bob, 0 bytes");
     assert_eq!(
         world.ask("/who", &[], "").await,
-        r#"401 Unauthorized | www-authenticate: Bearer | {"error":{"message":"show a token as `Authorization: Bearer …`"}}"#
+        r#"401 Unauthorized | www-authenticate: Bearer | {"error":{"message":"send a token as `Authorization: Bearer …`"}}"#
     );
     for wrong in ["Bearer s3cret-", "Bearer s3cret-aa", "Bearer", "Bearer ", "Basic czpz", "s3cret-a"] {
         assert_eq!(
@@ -128,13 +128,10 @@ async fn with_tokens_everybody_shows_one_and_is_known_by_it() {
 }
 
 #[tokio::test]
-async fn nobody_listens_to_others_without_a_token() {
+async fn a_public_address_needs_a_token() {
     let everywhere: SocketAddr = "0.0.0.0:0".parse().unwrap();
     let refused = HttpServer::bind(HttpOptions::new(everywhere)).await.err().unwrap();
-    assert_eq!(
-        refused.to_string(),
-        "without a token only this machine may call, and 0.0.0.0:0 is an address that others reach"
-    );
+    assert_eq!(refused.to_string(), "other machines can reach 0.0.0.0:0, so a token is required");
     let mut options = HttpOptions::new(everywhere);
     two_tokens(&mut options);
     HttpServer::bind(options).await.unwrap();
@@ -163,7 +160,7 @@ async fn bodies_and_heads_have_a_size_and_a_time() {
 }
 
 #[tokio::test]
-async fn those_that_say_nothing_do_not_keep_others_out_for_ever() {
+async fn silent_connections_do_not_block_others_for_ever() {
     let world = World::new(|options| {
         options.connections_max = 2;
         options.head_timeout = Duration::from_millis(300);

@@ -110,7 +110,8 @@ fn write_locked(
         let changeset = project(&end.head);
         check_can_write(&end, &changeset)?;
         if !send(database, instance, &changeset)? {
-            return Err(StoreError::Unavailable(format!("{WRITING}: the end of the trail moved, though it is ours")));
+            let why = "the end of the trail moved, although this executor has locked it";
+            return Err(StoreError::Unavailable(format!("{WRITING}: {why}")));
         }
         database.batch("COMMIT")?;
         database.head = Some(changeset.head);
@@ -143,7 +144,7 @@ fn read_trail_state(database: &mut Postgres, instance: i64, lock: &str) -> Resul
         found = Some(TrailState { head, has_ended: row.flag(2)?, last_seq: row.int(3)? });
         Ok(())
     })?;
-    found.ok_or_else(|| StoreError::Damaged("the history knows nothing of this executor any more".into()))
+    found.ok_or_else(|| StoreError::Damaged("this executor is no longer in the history".into()))
 }
 
 /// Checks that writing still makes sense after the head of the trail has moved.
@@ -153,7 +154,7 @@ fn check_can_write(end: &TrailState, changeset: &Changeset) -> Result<(), StoreE
     }
     if end.last_seq >= first_seq(changeset) {
         // A session that we gave up wrote them. The committer notices that when it connects again.
-        return Err(StoreError::Unavailable(format!("{WRITING}: some of it is there already")));
+        return Err(StoreError::Unavailable(format!("{WRITING}: some of the records are already stored")));
     }
     Ok(())
 }

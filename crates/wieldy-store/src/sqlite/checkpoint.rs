@@ -78,6 +78,6 @@ fn run(connection: &Connection) {
     let done = connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
     failpoint::reach("checkpoint.done");
     if let Err(error) = done {
-        tracing::debug!(error = &error as &dyn std::error::Error, "the `-wal` file of the history is not brought in");
+        tracing::debug!(error = &error as &dyn std::error::Error, "cannot checkpoint the `-wal` file of the history");
     }
 }

@@ -89,7 +89,7 @@ impl Sqlite {
     fn check_in_place(&self) -> Result<(), StoreError> {
         match fs::metadata(&self.path) {
             Ok(file) if file.ino() == self.file => Ok(()),
-            _ => Err(StoreError::Unavailable(format!("the history `{}` is gone from its place", self.path.display()))),
+            _ => Err(StoreError::Unavailable(format!("the history `{}` was moved or deleted", self.path.display()))),
         }
     }
 }
@@ -392,7 +392,7 @@ impl Database for Sqlite {
             |error: rusqlite::Error| StoreError::Unavailable(format!("cannot write `{}`: {error}", target.display()));
         match OpenOptions::new().write(true).create_new(true).mode(0o600).open(target) {
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
-                return Err(StoreError::Query(format!("`{}` is there already", target.display())));
+                return Err(StoreError::Query(format!("`{}` already exists", target.display())));
             }
             Err(error) => {
                 return Err(StoreError::Unavailable(format!("cannot write `{}`: {error}", target.display())));

@@ -58,10 +58,9 @@ async fn waiting_callers_are_answered_during_closing_and_later_events_refused() 
         });
         let closing = Arc::clone(&journal);
         tokio::task::spawn_blocking(move || closing.close()).await.unwrap();
-        let told =
-            tokio::time::timeout(Duration::from_secs(10), telling).await.expect("nobody waits for ever").unwrap();
+        let told = tokio::time::timeout(Duration::from_secs(10), telling).await.expect("the wait ends").unwrap();
         assert_eq!(told.1, JournalError("the journal is closed".into()));
-        assert_eq!(journal.wait_until_stored(told.0).await, Ok(()), "what it took is there");
+        assert_eq!(journal.wait_until_stored(told.0).await, Ok(()), "the accepted record is there");
     }
     assert_eq!(store.verify(&[], None, &mut |_| {}).unwrap().problem, None);
 }

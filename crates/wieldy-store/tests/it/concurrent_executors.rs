@@ -58,7 +58,8 @@ async fn an_executor_taken_for_dead_stops_writing(history: TestHistory) {
         told.error.is_some_and(|error| error.code.as_str() == "E3111")
     })
     .await;
-    let why = "another process took this executor for dead and closed its calls, so it writes no more";
+    let why =
+        "another process considered this executor dead and closed its calls, so this executor cannot write any more";
     assert_eq!(journal.failure().unwrap().0, why);
 }
 

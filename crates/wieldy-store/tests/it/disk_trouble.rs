@@ -121,7 +121,7 @@ async fn a_file_that_was_moved_away() {
             fs::rename(format!("{}{end}", moved.display()), format!("{}{end}", path.display())).unwrap();
         }
     };
-    check_promises(&history, begin, "is gone from its place", end).await;
+    check_promises(&history, begin, "was moved or deleted", end).await;
 }
 
 /// Immutable files, even for open descriptors, as on a disk with an I/O error. A read-only mount would be closer to
@@ -199,7 +199,7 @@ fn a_newer_schema_is_refused_and_an_older_one_is_migrated() {
     set(99);
     let told = Store::open(&history.address).err().unwrap();
     assert_eq!(told, StoreError::Newer { found: 99, known: 3 });
-    assert_eq!(told.to_string(), "the history has the form 99, and this program knows those up to 3");
+    assert_eq!(told.to_string(), "the history has schema version 99, and this program supports versions up to 3");
     set(3);
     history.store().migrate(0).unwrap();
     let tables = || {

@@ -85,7 +85,7 @@ fn a_backup_is_for_its_owner_only_and_replaces_no_file() {
     assert_eq!(at(&copy).search(&Query::default(), 1).unwrap(), store.search(&Query::default(), 1).unwrap());
     let (link, elsewhere) = (folder.path().join("link.db"), folder.path().join("elsewhere.db"));
     symlink(&elsewhere, &link).unwrap();
-    let why = format!("`{}` is there already", link.display());
+    let why = format!("`{}` already exists", link.display());
     assert_eq!(store.backup(&link), Err(StoreError::Query(why)));
     assert!(!elsewhere.exists());
 }

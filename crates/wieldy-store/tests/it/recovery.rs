@@ -415,7 +415,7 @@ async fn calls_that_could_not_be_closed_at_once_are_closed_later(history: TestHi
     abandon(&history, first).await;
     let owner = || history.sql("SELECT instance FROM tool_executions").remove(0);
     let before = owner();
-    until("somebody takes it over", || async { owner() != before }).await;
+    until("another executor takes it over", || async { owner() != before }).await;
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert_eq!(history.check().open, 1);
     history.sql(refuse_no_more);

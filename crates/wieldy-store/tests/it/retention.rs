@@ -165,7 +165,7 @@ async fn a_copy_is_a_snapshot_despite_concurrent_writes(history: TestHistory) {
         let (call, _) = target.store().show(open).unwrap().unwrap();
         assert_eq!(call.error_code.as_deref(), Some("E3110"));
     }
-    assert!(copies.windows(2).all(|pair| pair[0].1.records < pair[1].1.records), "somebody wrote all the time");
+    assert!(copies.windows(2).all(|pair| pair[0].1.records < pair[1].1.records), "records were written all the time");
     first.executor.cancel(open, &Caller::local());
     first.executor.wait(open, &Caller::local()).await.unwrap();
     drop(first);
@@ -189,7 +189,7 @@ async fn a_copy_or_backup_is_the_same_history() {
     let all = Query::default();
     assert_eq!(backed_up.search(&all, 100).unwrap().executions, store.search(&all, 100).unwrap().executions[1..]);
     assert_eq!(backed_up.verify(&[], None, &mut |_| {}).unwrap().problem, None);
-    assert!(store.backup(&backup).unwrap_err().to_string().ends_with("is there already"));
+    assert!(store.backup(&backup).unwrap_err().to_string().ends_with("already exists"));
 
     let target = TestHistory::sqlite();
     let copied = store.copy_to(&target.store()).unwrap();
@@ -255,7 +255,7 @@ async fn the_row_of_a_call_whose_opening_was_dropped_is_still_compared(history: 
     };
     let id = "(SELECT min(id) FROM tool_executions)";
     let other = found(&format!("UPDATE tool_executions SET status = 'success' WHERE id = {id}"));
-    assert_eq!(other.as_deref(), Some("the row of its call in `tool_executions` says something else"));
+    assert_eq!(other.as_deref(), Some("the row of its call in `tool_executions` differs"));
     let whole = found(&format!("UPDATE tool_executions SET status = 'cancelled' WHERE id = {id}"));
     assert_eq!(whole, None);
     let forged = found(
@@ -263,7 +263,7 @@ async fn the_row_of_a_call_whose_opening_was_dropped_is_still_compared(history: 
          SELECT 1, 'x', tool_name, status, started_at, completed_at, agent_id, attempts, instance FROM tool_executions WHERE id
            = (SELECT max(id) FROM tool_executions)",
     );
-    assert_eq!(forged.as_deref(), Some("no record opens the call that the row in `tool_executions` is of"));
+    assert_eq!(forged.as_deref(), Some("no record opens the call of its row in `tool_executions`"));
 }
 
 async fn a_key_outlives_its_dropped_call(history: TestHistory) {
@@ -371,7 +371,7 @@ async fn dropping_without_the_key_is_detected() {
     let pruned = history.store().prune(&everything, &keyless).unwrap();
     assert_eq!((pruned.records, heads), (31, 32), "all but the last record, which is signed");
     let problem = history.store().verify(&[], None, &mut |_| {}).unwrap().problem.unwrap();
-    assert_eq!((problem.seq, &*problem.what), (34, "it says what was dropped, and no signature vouches for it"));
+    assert_eq!((problem.seq, &*problem.what), (34, "it says that records were dropped, but it is not signed"));
     // An executor with the key vouches for it with the next signature.
     drop(living(&history));
     history.check();

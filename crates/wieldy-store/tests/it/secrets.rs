@@ -174,7 +174,7 @@ async fn a_marked_value_that_is_split_over_both_streams_does_not_get_into_the_fi
     // Another executor gives the stored answer.
     let living = history.executor([parting()]);
     let kept = living.executor.call(secret).await;
-    let told = "[the output is not kept: a secret may be split over stdout and stderr in it]";
+    let told = "[the output is not stored: a secret may be split between stdout and stderr]";
     assert_eq!((kept.status, kept.cached, kept.text()), (Status::Success, true, told.to_owned()));
     let kept = living.executor.call(plain).await;
     assert_eq!((kept.cached, kept.text()), (true, "an ordinwarning\nary text printed\ndone\n".to_owned()));

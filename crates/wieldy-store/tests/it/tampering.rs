@@ -72,7 +72,7 @@ async fn an_untouched_history_is_whole(history: TestHistory) {
 }
 
 async fn every_change_of_a_record_is_found_where_it_was_made(history: TestHistory) {
-    let changed = "it was changed, or is not in its place";
+    let changed = "it was changed or moved";
     for (column, value) in [
         ("data", "'{}'"),
         ("data", "replace(data, 'a', 'b')"),
@@ -99,16 +99,13 @@ async fn removed_added_and_moved_records_are_found(history: TestHistory) {
     );
     assert_eq!(
         problem_after(history.another(), "DELETE FROM events WHERE seq = 1").await,
-        Some((1, "it is missing, with all up to the first one there is, and no record says why".into()))
+        Some((1, "it and all records before the first stored one are missing, and no record explains it".into()))
     );
     let swapped = "UPDATE events SET seq = -1 WHERE seq = 4; UPDATE events SET seq = 4 WHERE seq = 5;
                    UPDATE events SET seq = 5 WHERE seq = -1;";
-    assert_eq!(
-        problem_after(history.another(), swapped).await,
-        Some((4, "it was changed, or is not in its place".into()))
-    );
+    assert_eq!(problem_after(history.another(), swapped).await, Some((4, "it was changed or moved".into())));
     let added = "INSERT INTO events SELECT 14, instance, 13, at, name, execution, subject, data, hash FROM events WHERE seq = 13;";
-    let beyond = "it stands behind the end of the trail";
+    let beyond = "it is after the end of the trail";
     assert_eq!(problem_after(history.another(), added).await, Some((14, beyond.into())));
     let far = added.replace("SELECT 14", "SELECT 1000000");
     assert_eq!(problem_after(history.another(), &far).await, Some((1_000_000, beyond.into())));
@@ -116,17 +113,14 @@ async fn removed_added_and_moved_records_are_found(history: TestHistory) {
         "DELETE FROM events WHERE seq = 13; UPDATE trail SET seq = 12, hash = (SELECT hash FROM events WHERE seq = 12)";
     assert_eq!(
         problem_after(history.another(), cut).await,
-        Some((13, "it is missing: the end of the trail was signed when it was longer".into()))
+        Some((13, "it is missing: the trail was longer when its end was signed".into()))
     );
     let added = format!("{added} UPDATE trail SET seq = 14");
-    assert_eq!(
-        problem_after(history.another(), &added).await,
-        Some((14, "it was changed, or is not in its place".into()))
-    );
+    assert_eq!(problem_after(history.another(), &added).await, Some((14, "it was changed or moved".into())));
 }
 
 async fn the_tables_made_from_the_trail_are_compared_with_it(history: TestHistory) {
-    let other = |seq| Some((seq, "the row of its call in `tool_executions` says something else".to_owned()));
+    let other = |seq| Some((seq, "the row of its call in `tool_executions` differs".to_owned()));
     for (column, value) in [
         ("status", "'success'"),
         ("error_code", "NULL"),
@@ -153,17 +147,17 @@ async fn the_tables_made_from_the_trail_are_compared_with_it(history: TestHistor
                   VALUES (3, 'x', 'write', 'success', 1, 2, 'a', 1)";
     assert_eq!(
         problem_after(history.another(), forged).await,
-        Some((13, "there are rows in `tool_executions` that no record speaks of".into()))
+        Some((13, "there are rows in `tool_executions` without a record".into()))
     );
     let forged = forged.replace("(3,", "(1000000,");
     assert_eq!(
         problem_after(history.another(), &forged).await,
-        Some((1_000_000, "no record opens the call that the row in `tool_executions` is of".into()))
+        Some((1_000_000, "no record opens the call of its row in `tool_executions`".into()))
     );
 }
 
 async fn the_rows_of_open_calls_are_compared_too(history: TestHistory) {
-    let other = "the row of its call in `tool_executions` says something else";
+    let other = "the row of its call in `tool_executions` differs";
     for (change, found) in [
         ("SELECT 1", None),
         ("UPDATE tool_executions SET status = 'success', completed_at = started_at", Some((2, other))),
@@ -187,7 +181,7 @@ async fn the_rows_of_open_calls_are_compared_too(history: TestHistory) {
 }
 
 async fn the_histogram_is_compared_with_the_trail(history: TestHistory) {
-    let wrong = Some((13, "what `tallies` counts is not what the trail says".to_owned()));
+    let wrong = Some((13, "the counts in `tallies` differ from the trail".to_owned()));
     for change in [
         "UPDATE tallies SET calls = calls + 1 WHERE status = 'success' AND tool_name = 'read'",
         "UPDATE tallies SET output_bytes = output_bytes + 1 WHERE tool_name = 'read'",
@@ -214,21 +208,18 @@ async fn a_rewritten_trail_does_not_lead_through_signed_heads(history: TestHisto
 
     let other = sample_history(history.another()).await;
     let found = check(&other, std::slice::from_ref(&anchor), None);
-    assert_eq!(
-        found.problem,
-        Some(Problem { seq: 13, what: "the trail up to it is not the one that was signed".into() })
-    );
+    assert_eq!(found.problem, Some(Problem { seq: 13, what: "the trail up to it differs from the signed one".into() }));
     change(
         &history,
         "DELETE FROM heads; DELETE FROM events WHERE seq > 8; DELETE FROM tool_executions WHERE id > 5;
                     UPDATE trail SET seq = 8, hash = (SELECT hash FROM events WHERE seq = 8)",
     );
     let found = check(&history, std::slice::from_ref(&anchor), None).problem.unwrap();
-    assert_eq!(found, Problem { seq: 9, what: "it is missing: an anchor was made when the trail was longer".into() });
+    assert_eq!(found, Problem { seq: 9, what: "it is missing: the trail was longer when an anchor was made".into() });
     let forged = SignedHead { seq: 8, ..anchor.clone() };
     assert!(!forged.is_signed_by(signer.key()));
     assert!(!anchor.is_signed_by(&"00".repeat(32)), "another key");
     let found = check(&other, &[], Some(signer.key())).problem.unwrap();
-    let what = "the signature of the trail's end there is not good, or by another key";
+    let what = "its signature is invalid, or was made with another key";
     assert_eq!(found, Problem { seq: 13, what: what.into() }, "its own heads are signed by another key");
 }

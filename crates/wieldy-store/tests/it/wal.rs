@@ -76,7 +76,7 @@ fn restore_backup(history: &TestHistory, backup: &Path) {
 
 fn assert_found(store: &Store, told: &[ToolResult]) {
     for result in told {
-        let (call, events) = store.show(result.execution_id).unwrap().expect("what was answered is there");
+        let (call, events) = store.show(result.execution_id).unwrap().expect("answered records are there");
         assert_eq!((call.status.as_str(), events.len()), ("success", 3));
     }
 }
@@ -125,7 +125,7 @@ async fn a_call_that_is_open_in_the_log_alone_ends_as_unknown_and_its_key_is_kno
     until("it runs", async || living.executor.load().running == 1).await;
     let then = living.executor.call(Call::new("write", json!({"n": 2}))).await;
     abandon(living, holder).await;
-    assert_eq!(rows(&history), 1, "the first is filed as open");
+    assert_eq!(rows(&history), 1, "the first is committed as open");
 
     let next = history.executor_with(tools, &history.options(), |builder| builder.durability = Durability::Strict);
     let told = next.executor.task(task, &Caller::local()).expect("tasks survive").result.unwrap();
@@ -171,7 +171,7 @@ async fn queries_of_the_same_process_find_answered_calls() {
     assert!(told.is_success() && store.show(told.execution_id).unwrap().is_none());
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
     drop(holder);
-    until("it is filed", async || journal.flush().await.is_ok()).await;
+    until("it is committed", async || journal.flush().await.is_ok()).await;
     assert_found(&store, &[told]);
 }
 
@@ -291,7 +291,7 @@ async fn calls_wait_for_commits_while_the_log_cannot_be_written() {
     for n in 2..5 {
         let told = living.executor.call(Call::new("write", json!({ "n": n }))).await;
         assert!(told.is_success(), "{told:?}");
-        assert!(history.store().show(told.execution_id).unwrap().is_some(), "it is filed when it is answered");
+        assert!(history.store().show(told.execution_id).unwrap().is_some(), "it is committed when it is answered");
     }
     fs::rename(&aside, &log).unwrap();
     until("it is used again", async || {

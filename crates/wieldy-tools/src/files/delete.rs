@@ -127,8 +127,8 @@ fn find(workspace: &Workspace, args: &DeleteArgs, guard: &Guard<'_>, run: &Run) 
         // A path without a last name is the root, or ends with `..`.
         Err(FileError::Kind { is: "a folder", .. }) => {
             return Err(FileError::refused(
-                format!("`{given}` is the workspace itself, or not called by its name"),
-                "name what to delete, such as `old/notes.txt`",
+                format!("`{given}` is the workspace itself, or ends with `..`"),
+                "give the path of the file or folder to delete, such as `old/notes.txt`",
             ));
         }
         place => place?,
@@ -194,7 +194,7 @@ impl Removal<'_> {
         let folder = open_plain_folder(above, name)?;
         for entry in folder.entries()? {
             if self.stop.is_cancelled() {
-                return Err(io::Error::other("the run was told to stop"));
+                return Err(io::Error::other("the run was stopped"));
             }
             let entry = entry?;
             let name = entry.file_name();

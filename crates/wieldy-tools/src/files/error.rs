@@ -24,7 +24,7 @@ pub(crate) enum FileError {
     ReadOnly { doing: &'static str, path: String },
     #[error("`{path}` is hidden, as secrets and the executor's own files are")]
     Hidden { path: String },
-    #[error("`{path}` is protected, as what others execute or take orders from is")]
+    #[error("`{path}` is protected, because programs outside the sandbox execute it or read settings from it")]
     Protected { path: String },
     #[error("there is no `{path}`")]
     Missing { path: String, near: Option<String> },
@@ -43,7 +43,7 @@ pub(crate) enum FileError {
     Refused { message: String, suggestion: Option<String> },
     #[error("cannot {doing} `{path}`")]
     Io { doing: &'static str, path: String, source: io::Error },
-    #[error("the run was told to stop before it was done")]
+    #[error("the run was stopped before it was done")]
     Stopped,
 }
 
@@ -101,10 +101,10 @@ impl FileError {
     fn suggestion(&self) -> Option<String> {
         let text = match self {
             Self::Path(PathError::Elsewhere { .. }) | Self::Outside { .. } | Self::Links { .. } => {
-                "give a path relative to the workspace, such as `src/main.rs`; what lies outside cannot be reached"
+                "give a path relative to the workspace, such as `src/main.rs`; paths outside it cannot be reached"
             }
-            Self::Hidden { .. } => "do without it; an operator shows a secret by `sandbox.shown`",
-            Self::Protected { .. } => "leave it to the people who work here; it can be read",
+            Self::Hidden { .. } => "do without it; an operator can show it with `sandbox.shown`",
+            Self::Protected { .. } => "ask a person to change it; you can read it",
             Self::Path(_) => "give the path of a file or folder in the workspace, such as `src/main.rs`",
             Self::Missing { near, .. } => {
                 near.as_deref().unwrap_or("look for it with `Glob`, such as `**/name*`, or with `List`")
@@ -114,7 +114,7 @@ impl FileError {
             Self::Kind { is: "a file", .. } => "show what is in a file with `Read`",
             Self::Binary { .. } => "only text can be read; name the `encoding` if it is text after all",
             Self::TooLarge { .. } => "find the part you need with `Search`",
-            Self::Stale { .. } => "read it again, then repeat the change on what is there now",
+            Self::Stale { .. } => "read it again, then repeat the change on the new content",
             Self::Refused { suggestion, .. } => return suggestion.clone(),
             Self::Closed { .. } => {
                 let user = rustix::process::geteuid().as_raw();
@@ -125,7 +125,7 @@ impl FileError {
                 let path = path_without_rights(doing, path);
                 return Some(format!(
                     "do without it, or ask a person for the right: wieldy runs as user {user}, and `ls -ld '{path}'` \
-                     tells owner and mode"
+                     shows owner and mode"
                 ));
             }
             Self::ReadOnly { .. } => {
@@ -191,7 +191,7 @@ mod tests {
         assert_eq!(message, "the operating system does not let us write `a.txt`");
         let user = rustix::process::geteuid().as_raw();
         let hint = format!(
-            "do without it, or ask a person for the right: wieldy runs as user {user}, and `ls -ld '.'` tells owner and mode"
+            "do without it, or ask a person for the right: wieldy runs as user {user}, and `ls -ld '.'` shows owner and mode"
         );
         assert_eq!(suggestion, Some(hint));
     }

@@ -178,7 +178,7 @@ pub(super) struct Stoppable<'a, R> {
 impl<R: io::Read> io::Read for Stoppable<'_, R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if self.stop.is_cancelled() {
-            return Err(io::Error::other("the run was told to stop"));
+            return Err(io::Error::other("the run was stopped"));
         }
         self.reader.read(buffer)
     }

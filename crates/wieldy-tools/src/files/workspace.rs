@@ -234,7 +234,7 @@ impl Workspace {
             self.names(&path).iter().try_for_each(|name| guard.check_changed(name))?;
             path = self.root.canonicalize(&path).map_err(|source| match FileError::io("follow", given, source) {
                 FileError::Missing { path, .. } => FileError::refused(
-                    format!("`{path}` is a symbolic link to something that is not there"),
+                    format!("`{path}` is a symbolic link to a path that does not exist"),
                     "name the file that you mean, or delete the link first",
                 ),
                 other => other,
@@ -248,7 +248,7 @@ impl Workspace {
         let ahead = self.resolve_links(above).unwrap_or_default();
         if ahead.components().any(|part| part == Component::ParentDir) {
             return Err(FileError::refused(
-                format!("`{given}` leads back from a folder that is not there"),
+                format!("`{given}` goes up with `..` from a folder that does not exist"),
                 "write the path without `..`",
             ));
         }

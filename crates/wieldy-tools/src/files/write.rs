@@ -102,7 +102,7 @@ fn write(workspace: &Workspace, args: &WriteArgs, run: &Run) -> Result<Outcome, 
     // The caller knows the content of a new file. Changes to an old file are worth showing.
     let text = match &existing {
         None => format!("{message} (new)"),
-        Some(_) if changes.is_empty() => format!("{message} (as it was)"),
+        Some(_) if changes.is_empty() => format!("{message} (unchanged)"),
         Some(_) => format!("{message}\n\n{changes}"),
     };
     Ok(Outcome::text(text).structured(json!({
@@ -122,6 +122,6 @@ fn check_expected(place: &FileLocation, existing: Option<&ExistingFile>, expecte
     };
     Err(FileError::refused(
         format!("`{}` is not what was expected: {is}", place.key),
-        "read it again, then repeat the change on what is there now",
+        "read it again, then repeat the change on the new content",
     ))
 }

@@ -130,7 +130,7 @@ impl Tool for Build {
 fn kind(folder: &Path) -> Result<&'static ProjectKind, RunError> {
     KINDS.iter().find(|kind| folder.join(kind.file).is_file()).ok_or_else(|| {
         let files: Vec<&str> = KINDS.iter().map(|kind| kind.file).collect();
-        let message = format!("it cannot be told how to build this: there is none of {}", files.join(", "));
+        let message = format!("cannot find out how to build this project: there is none of {}", files.join(", "));
         RunError::invalid_input(message).suggest("name the project's `folder`, or give the `command`")
     })
 }
@@ -139,7 +139,7 @@ impl ProjectKind {
     /// Returns the command line for a target.
     fn line(&self, target: Target) -> Result<&'static str, RunError> {
         self.lines[target as usize].ok_or_else(|| {
-            let message = format!("a project with a {} has no usual way for this target", self.file);
+            let message = format!("a project with a {} has no default command for this target", self.file);
             RunError::invalid_input(message).suggest("give the `command`")
         })
     }
@@ -155,7 +155,7 @@ mod tests {
         let line = |target| {
             kind(folder.path()).and_then(|kind| kind.line(target)).map_err(|error| error.error.message.clone())
         };
-        let none = "it cannot be told how to build this: there is none of Cargo.toml, package.json, go.mod, \
+        let none = "cannot find out how to build this project: there is none of Cargo.toml, package.json, go.mod, \
                     pyproject.toml, Makefile";
         assert_eq!(line(Target::Build), Err(none.into()));
         for (file, test) in [

@@ -67,7 +67,7 @@ fn denial_error(breach: &Breach) -> CallError {
             let message = format!("the command was refused `{whom}`: {reason}");
             let suggestion = match reason.as_str() {
                 "not-by-the-proxy" => {
-                    "ask the proxy that `HTTPS_PROXY` and `HTTP_PROXY` name; there is no other way".into()
+                    "send requests through the proxy in `HTTPS_PROXY` and `HTTP_PROXY`; there is no other way".into()
                 }
                 _ => format!("do without it, or ask for `{host}` to be put on the list of allowed hosts"),
             };
@@ -84,7 +84,7 @@ fn denial_error(breach: &Breach) -> CallError {
                 Breach::WORKSPACE_IS_READ_ONLY => {
                     "do without it, or write to `/tmp`; a person can make the workspace writable"
                 }
-                _ => "do without it, or work in the workspace and in `/tmp`; what else there is, an operator grants",
+                _ => "do without it, or work in the workspace and in `/tmp`; an operator can allow more",
             };
             CallError::new(Code::FilesystemPolicyViolation, message).suggest(suggestion).detail("path", path.as_str())
         }

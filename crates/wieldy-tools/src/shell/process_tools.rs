@@ -68,7 +68,7 @@ fn spec(name: &str, description: &str) -> ToolSpec {
 
 fn session_of(run: &Run) -> Result<SessionKey, RunError> {
     run.caller().session_key().ok_or_else(|| {
-        let message = "processes in the background belong to a session, and this call is part of none";
+        let message = "background processes belong to a session, and this call has no session";
         RunError::invalid_input(message).suggest("make the call in the session that started them")
     })
 }
@@ -79,7 +79,10 @@ pub(super) fn outcome_of(process: &Process, run: &Run) -> Outcome {
     let state = process.state();
     let UnreadOutput { bytes, lost } = process.take_unread();
     if lost > 0 {
-        run.output(Stream::Stdout, format!("[{lost} bytes before this are lost: nobody read them]\n").as_bytes());
+        run.output(
+            Stream::Stdout,
+            format!("[{lost} bytes before this are lost: they were not read in time]\n").as_bytes(),
+        );
     }
     if !bytes.is_empty() {
         run.output(Stream::Stdout, &Vec::from(bytes));
@@ -188,7 +191,7 @@ impl Tool for ProcessWrite {
         tokio::select! {
             written = write => written?,
             () = run.stop().cancelled() => {
-                let message = format!("`{}` did not read what was written to it", process.id);
+                let message = format!("`{}` did not read its input", process.id);
                 return Err(RunError::invalid_input(message));
             }
         }
@@ -235,7 +238,7 @@ impl Tool for ProcessList {
     type Args = ProcessListArgs;
 
     fn spec(&self) -> ToolSpec {
-        let description = "Lists the processes in the background of this session, and how each of them stands.";
+        let description = "Lists the processes in the background of this session, and the state of each.";
         spec("ProcessList", description).read_only()
     }
 

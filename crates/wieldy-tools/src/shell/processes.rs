@@ -239,7 +239,7 @@ impl Process {
     pub(super) async fn write(&self, bytes: Vec<u8>) -> Result<(), RunError> {
         let sender = lock(&self.stdin).clone();
         let gone = || {
-            let message = format!("`{}` reads nothing more: it has ended, or its input was ended", self.id);
+            let message = format!("`{}` does not read input any more: it has ended, or its input was closed", self.id);
             RunError::invalid_input(message)
         };
         sender.ok_or_else(gone)?.send(bytes).await.map_err(|_| gone())
@@ -312,6 +312,6 @@ mod tests {
         let whole = "é€😀".as_bytes();
         let begun: Vec<usize> = (0..=whole.len()).map(|count| incomplete_character_bytes(&whole[..count])).collect();
         assert_eq!(begun, [0, 1, 0, 1, 2, 0, 1, 2, 3, 0]);
-        assert_eq!(incomplete_character_bytes(b"\xff\xfe"), 0, "what is no text at all is not waited for");
+        assert_eq!(incomplete_character_bytes(b"\xff\xfe"), 0, "bytes that are not text are not held back");
     }
 }

@@ -49,8 +49,8 @@ impl Tool for GetState {
     fn spec(&self) -> ToolSpec {
         let mut spec = ToolSpec::new(
             "GetState",
-            "Tells how things stand for you now: your session, calls that run and wait, limits, tools that are left alone \
-             because they fail, tasks, and processes in the background. Without a key it lists what can be asked.",
+            "Tells the current state: your session, running and waiting calls, limits, tools whose circuit \
+             breaker is open, tasks, and background processes. Without a key it lists the keys.",
         )
         .read_only()
         .category("state")
@@ -73,7 +73,7 @@ impl Tool for GetState {
             .collect();
         if selected.is_empty() {
             let hint = did_you_mean(&near_misses(&key, facts.keys().map(String::as_str)));
-            let hint = hint.unwrap_or_else(|| "call it without a key for the names of all facts".into());
+            let hint = hint.unwrap_or_else(|| "call it without a key to list all keys".into());
             return Err(RunError::invalid_input(format!("there is no fact `{key}`")).suggest(hint));
         }
         let lines: Vec<String> = selected.iter().map(|(name, value)| format!("{name}: {}", plain(value))).collect();

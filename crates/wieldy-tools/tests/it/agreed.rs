@@ -160,7 +160,7 @@ async fn the_question_shows_command_line_folder_isolation_network_and_files() {
       folder: [folder]
       isolation: none, so it runs with the rights of this user
       network: not limited
-      files that must stay as they are until it starts: sub/other.sh, ../script.sh -> script.sh
+      files that must not change until it starts: sub/other.sh, ../script.sh -> script.sh
     "#);
     let (_, question) = agreed("deploy", json!({"target": "it's"}), |_| ()).await;
     let folder = question.program.as_ref().unwrap().folder.to_string_lossy().into_owned();
@@ -173,7 +173,7 @@ async fn the_question_shows_command_line_folder_isolation_network_and_files() {
       folder: [folder]
       isolation: none, so it runs with the rights of this user
       network: not limited
-      files that must stay as they are until it starts: script.sh
+      files that must not change until it starts: script.sh
     "#);
 }
 

@@ -132,14 +132,14 @@ async fn a_process_is_written_to_and_read_in_turns() {
     assert_eq!(written.structured, Some(json!({"process": "p1", "bytes": 4, "end": false})));
     assert_eq!(world.read_until(&process, "<one>\n").await, "<one>\n");
     let nothing = world.call("ProcessRead", json!({"process": process})).await;
-    assert_eq!(nothing.text(), "[p1 runs]\n", "what was read once is not read again");
+    assert_eq!(nothing.text(), "[p1 runs]\n", "output is returned once");
     world.call("ProcessWrite", json!({"process": process, "text": "two\n", "end": true})).await;
     let rest = world.read_until(&process, "[p1 ended with exit code 3]").await;
     assert_eq!(rest, "<two>\nbye\n[p1 ended with exit code 3]\n");
     let late = world.call("ProcessWrite", json!({"process": process, "text": "x"})).await;
     assert_eq!(
         refusal(&late),
-        (Code::InvalidInput, "`p1` reads nothing more: it has ended, or its input was ended".into())
+        (Code::InvalidInput, "`p1` does not read input any more: it has ended, or its input was closed".into())
     );
 }
 
@@ -175,7 +175,7 @@ async fn other_sessions_do_not_see_a_sessions_processes() {
 async fn without_a_session_nothing_runs_in_the_background() {
     let world = World::new();
     let result = world.by(Caller::local(), "Bash", json!({"command": "touch ran", "background": true})).await;
-    let message = "what runs in the background belongs to a session, and this call is part of none";
+    let message = "background processes belong to a session, and this call has no session";
     assert_eq!(refusal(&result), (Code::InvalidInput, message.into()));
     assert_eq!(result.attempts, 1);
     assert!(!world.workspace.path().join("ran").exists());
@@ -250,7 +250,9 @@ async fn the_newest_output_is_kept_and_the_loss_is_reported() {
     let result = world.call("ProcessRead", json!({"process": process})).await;
     let lost = 3_000_000 - UNREAD_BYTES_MAX;
     assert_eq!(result.structured.as_ref().unwrap()["lost_bytes"], lost);
-    assert!(result.text().starts_with(&format!("[{lost} bytes before this are lost: nobody read them]\nxxx")));
+    assert!(
+        result.text().starts_with(&format!("[{lost} bytes before this are lost: they were not read in time]\nxxx"))
+    );
     assert!(result.artifact.is_some(), "what does not fit into a result is kept as an artifact");
 }
 

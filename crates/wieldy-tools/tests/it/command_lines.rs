@@ -154,7 +154,11 @@ async fn p_sh_03_a_program_of_the_workspace_does_not_pass_for_another() {
     let shown = world.call("show", json!({"path": "open.txt"})).await.text();
     assert_eq!(shown, format!("{OPEN}\n"), "the tool's own program runs");
     assert_eq!(world.bash("cat open.txt").await, format!("{OPEN}\n"));
-    assert_eq!(world.bash("./cat open.txt").await, format!("planted\n{OPEN}\n"), "whoever names the other one gets it");
+    assert_eq!(
+        world.bash("./cat open.txt").await,
+        format!("planted\n{OPEN}\n"),
+        "the other name leads to the other file"
+    );
     let elsewhere = "mkdir -p /tmp/x && cp ./cat /tmp/x/cat && /tmp/x/cat FILE";
     world.assert_only_the_open_file_is_read(&["./cat FILE", elsewhere, "PATH=.:$PATH cat FILE"]).await;
 }

@@ -64,7 +64,7 @@ async fn p_fs_01_no_spelling_of_a_path_leads_outside() {
     let message = world.refusal("Read", json!({"path": "../outside/secret.txt"})).await;
     insta::assert_snapshot!(message, @"
     E3105: `../outside/secret.txt` leads outside the workspace
-    (give a path relative to the workspace, such as `src/main.rs`; what lies outside cannot be reached)
+    (give a path relative to the workspace, such as `src/main.rs`; paths outside it cannot be reached)
     ");
     // The folder above the workspace has no name in it, and deleting it is refused all the same.
     assert_all_refused(&world, "..", &[Code::FilesystemPolicyViolation, Code::InvalidInput]).await;
@@ -210,7 +210,7 @@ async fn p_fs_06_links_of_the_kernel_are_not_followed() {
             assert!(message.starts_with("E3105"), "{tool} {path}: {message}");
         }
     }
-    assert!(!proc.text("Read", json!({"path": "comm"})).await.is_empty(), "what is no link is read");
+    assert!(!proc.text("Read", json!({"path": "comm"})).await.is_empty(), "a file that is no link is read");
 }
 
 async fn assert_all_refused_but_deletion(world: &World, path: &str) {

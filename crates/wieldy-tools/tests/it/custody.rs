@@ -102,7 +102,7 @@ fn assert_passed(result: &ToolResult, limit: Limit, allowed: u64) {
     };
     assert_eq!(error.message, message);
     assert_eq!(result.sandbox.as_ref().unwrap().level, Level::Native);
-    assert!(result.text().starts_with("begun\n"), "what it printed before is there: {result:?}");
+    assert!(result.text().starts_with("begun\n"), "the earlier output is there: {result:?}");
 }
 
 /// P-SBX-14.
@@ -251,8 +251,7 @@ async fn a_command_that_failed_after_a_denial_ends_with_a_violation() {
             "{result:?}"
         );
         assert_eq!((&error.message, json!(error.details)), (&message, json!({"path": path})));
-        let suggestion =
-            "do without it, or work in the workspace and in `/tmp`; what else there is, an operator grants";
+        let suggestion = "do without it, or work in the workspace and in `/tmp`; an operator can allow more";
         assert_eq!(error.suggestion.as_deref(), Some(suggestion));
         assert_eq!(result.structured, Some(json!({"exit_code": 1, "refused": [line]})));
         expected.push((Some(number), line));
@@ -302,7 +301,7 @@ async fn denials_of_a_background_process_are_events_and_fail_no_other_call() {
                 }
             }
         };
-        tokio::time::timeout(Duration::from_secs(20), violation).await.expect("nothing was told")
+        tokio::time::timeout(Duration::from_secs(20), violation).await.expect("no violation was recorded")
     };
     let command = format!("echo begun; read -r _; {ASK} read -r _; {ASK} read -r _; {ASK} exit 0");
     let started = world.by(session("one"), "Bash", json!({"command": command, "background": true})).await;
@@ -353,7 +352,7 @@ async fn denials_of_a_background_process_are_events_and_fail_no_other_call() {
         }
     };
     assert_eq!(ended["refused"], json!([REFUSED, shared, REFUSED]));
-    assert_eq!(world.violations().len(), 4, "what was told is not told again");
+    assert_eq!(world.violations().len(), 4, "a denial is not reported again");
 }
 
 #[tokio::test]

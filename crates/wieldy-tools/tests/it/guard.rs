@@ -42,7 +42,7 @@ async fn secrets_are_neither_read_nor_changed() {
     }
     insta::assert_snapshot!(world.refusal("Read", json!({"path": "link"})).await, @"
     E3105: `.env` is hidden, as secrets and the executor's own files are
-    (do without it; an operator shows a secret by `sandbox.shown`)
+    (do without it; an operator can show it with `sandbox.shown`)
     ");
 }
 
@@ -110,8 +110,8 @@ async fn protected_files_are_neither_changed_nor_made() {
     }
     assert_eq!(world.names(), before, "nothing was made on the way");
     insta::assert_snapshot!(world.refusal("Edit", json!({"path": ".git/config", "old": "a", "new": "b"})).await, @"
-    E3105: `.git/config` is protected, as what others execute or take orders from is
-    (leave it to the people who work here; it can be read)
+    E3105: `.git/config` is protected, because programs outside the sandbox execute it or read settings from it
+    (ask a person to change it; you can read it)
     ");
     // Protected files can be read, and files with similar names can be changed.
     assert!(world.call("Read", json!({"path": ".git/config"})).await.is_success());

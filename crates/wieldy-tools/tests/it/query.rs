@@ -164,7 +164,7 @@ async fn hidden_files_are_not_even_named() {
 #[tokio::test]
 async fn mistakes_are_reported() {
     let world = project();
-    insta::assert_snapshot!(world.refusal("QueryVFS", json!({"changed_since": "yesterday"})).await, @"E3303: `yesterday` is neither a time such as `2026-11-16T08:00:00Z` nor one back from now such as `2h`");
+    insta::assert_snapshot!(world.refusal("QueryVFS", json!({"changed_since": "yesterday"})).await, @"E3303: `yesterday` is neither a time such as `2026-11-16T08:00:00Z` nor an age such as `2h`");
     insta::assert_snapshot!(world.refusal("QueryVFS", json!({"kind": "vault"})).await, @r#"
     E3002: `/kind`: the value is not one of "any", "file" or 2 other candidates
     (correct the arguments to fit the tool's input schema and call again)
@@ -175,6 +175,6 @@ async fn mistakes_are_reported() {
     ");
     insta::assert_snapshot!(world.refusal("QueryVFS", json!({"path": "../outside"})).await, @"
     E3105: `../outside` leads outside the workspace
-    (give a path relative to the workspace, such as `src/main.rs`; what lies outside cannot be reached)
+    (give a path relative to the workspace, such as `src/main.rs`; paths outside it cannot be reached)
     ");
 }

@@ -226,7 +226,11 @@ async fn json_output_becomes_the_structured_answer() {
     assert_eq!(result.structured, Some(json!({"text": "hi"})));
     let large = "x".repeat(200_000);
     let result = world.call("echo_json", json!({"text": large})).await;
-    assert_eq!((&result.structured, result.partial), (&None, true), "what is too large for a result is kept elsewhere");
+    assert_eq!(
+        (&result.structured, result.partial),
+        (&None, true),
+        "an output that is too large is stored as an artifact"
+    );
     assert!(result.artifact.is_some() && result.text().contains("bytes of structured content left out"));
     let result = world.call("noisy_json", json!({})).await;
     assert_eq!(result.structured, Some(json!([1])), "complaints are no part of it");

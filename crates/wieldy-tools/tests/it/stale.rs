@@ -19,7 +19,7 @@ async fn a_change_based_on_an_old_reading_is_refused_and_reported() {
         let message = world.refusal(tool, arguments.clone()).await;
         assert_eq!(
             message,
-            "E3303: `a.txt` changed since it was last read\n(read it again, then repeat the change on what is there now)",
+            "E3303: `a.txt` changed since it was last read\n(read it again, then repeat the change on the new content)",
             "{tool}"
         );
         assert_eq!(world.content("a.txt"), "b c", "{tool}: nothing is overwritten");

@@ -64,7 +64,7 @@ async fn a_replaced_file_keeps_its_permissions_and_shows_what_changed() {
     let mode = fs::metadata(world.path("run.sh")).expect("there").mode() & 0o7777;
     assert_eq!(mode, 0o751, "all but the right to run as its owner");
     let same = world.text("Write", json!({"path": "run.sh", "content": "#!/bin/sh\necho two\n"})).await;
-    assert_eq!(same, "wrote `run.sh`, 19 bytes (as it was)");
+    assert_eq!(same, "wrote `run.sh`, 19 bytes (unchanged)");
 }
 
 #[tokio::test]
@@ -85,13 +85,13 @@ async fn a_write_can_demand_what_is_there() {
     let message = world.refusal("Write", json!({"path": "a.txt", "content": "newer", "expect_hash": hash})).await;
     insta::assert_snapshot!(message, @"
     E3303: `a.txt` is not what was expected: its hash is b20ab0a020a48d349e0c64d109c441f87c9bc43d49fc701c4a5f6f1b16aa4e32
-    (read it again, then repeat the change on what is there now)
+    (read it again, then repeat the change on the new content)
     ");
     assert_eq!(world.content("a.txt"), "new");
     let message = world.refusal("Write", json!({"path": "b.txt", "content": "new", "expect_hash": hash})).await;
     insta::assert_snapshot!(message, @"
     E3303: `b.txt` is not what was expected: it is not there
-    (read it again, then repeat the change on what is there now)
+    (read it again, then repeat the change on the new content)
     ");
 }
 
@@ -106,7 +106,7 @@ async fn a_link_within_the_workspace_is_written_through() {
     assert_eq!(world.content("real/b.txt"), "b");
     world.link("dangling", "nowhere");
     insta::assert_snapshot!(world.refusal("Write", json!({"path": "dangling", "content": ""})).await, @"
-    E3303: `dangling` is a symbolic link to something that is not there
+    E3303: `dangling` is a symbolic link to a path that does not exist
     (name the file that you mean, or delete the link first)
     ");
 }

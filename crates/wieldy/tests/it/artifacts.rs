@@ -68,7 +68,7 @@ fn an_artifact_of_another_tenant_looks_like_none() {
 }
 
 #[test]
-fn one_that_was_never_made_is_not_there() {
+fn an_artifact_that_was_never_made_is_not_found() {
     of_both(|store| {
         assert!(matches!(store.describe(ArtifactId::next(), &Caller::local()), Err(ArtifactError::NotFound(_))));
     });
@@ -120,7 +120,7 @@ fn a_folder_of_artifacts_survives_a_restart() {
 }
 
 #[test]
-fn nobody_else_can_open_the_folder_or_a_file_of_it() {
+fn other_users_cannot_open_the_folder_or_its_files() {
     let state = tempfile::tempdir().unwrap();
     let artifacts = state.path().join("artifacts");
     fs::create_dir(&artifacts).unwrap();

@@ -69,7 +69,7 @@ async fn a_person_confirms_one_call_and_refuses_another() {
 }
 
 #[tokio::test]
-async fn a_cancelled_call_says_who_wanted_it_and_keeps_what_it_printed() {
+async fn a_cancelled_call_has_its_cause_and_its_output() {
     insta::assert_snapshot!(cancel::run().await.unwrap(), @"
     cancelled: working, tidied up
     E3109 CANCELLED: the call was cancelled

@@ -73,11 +73,11 @@ async fn each_step_has_a_line_of_its_level_and_target() {
     insta::assert_snapshot!(lines.join("\n"), @"
     DEBUG wieldy::call call accepted
     INFO wieldy::call call started
-    TRACE wieldy::call call goes on
+    TRACE wieldy::call call progress
     WARN wieldy::call call has a warning
     WARN wieldy::retry attempt failed, another one follows
     INFO wieldy::call call started
-    TRACE wieldy::call call goes on
+    TRACE wieldy::call call progress
     WARN wieldy::call call has a warning
     WARN wieldy::retry attempt failed, none follows
     WARN wieldy::call call failed

@@ -46,7 +46,7 @@ fn workspace(folder: &Path) -> Result<String, Failure> {
 }
 
 pub(super) fn wrong(flag: &str, message: &str) -> Failure {
-    Failure::usage(anyhow!("`{flag}`: {message}")).hint("`wieldy history --help` tells what can be written there")
+    Failure::usage(anyhow!("`{flag}`: {message}")).hint("`wieldy history --help` shows the allowed values")
 }
 
 /// Parses the grouping of statistics.
@@ -55,7 +55,7 @@ pub(super) fn grouping(text: &str) -> Result<GroupBy, Failure> {
         "tool" => Ok(GroupBy::Tool),
         "day" => Ok(GroupBy::Day),
         "tool,day" | "day,tool" => Ok(GroupBy::ToolAndDay),
-        other => Err(wrong("--by", &format!("`{other}` is none of `tool`, `day` and `tool,day`"))),
+        other => Err(wrong("--by", &format!("`{other}` is not `tool`, `day` or `tool,day`"))),
     }
 }
 
@@ -66,12 +66,13 @@ fn time(text: &str, now: Timestamp, zone: &TimeZone) -> Result<Timestamp, String
     }
     let is_day = text.len() == 10 && text.bytes().filter(|byte| *byte == b'-').count() == 2;
     if let Some(date) = text.parse::<Date>().ok().filter(|_| is_day) {
-        let begins = date.to_zoned(zone.clone()).map_err(|error| format!("`{text}` is no day here: {error}"))?;
+        let begins =
+            date.to_zoned(zone.clone()).map_err(|error| format!("`{text}` is not a day in this time zone: {error}"))?;
         return Ok(begins.timestamp());
     }
     let ago = age(text).ok().and_then(|age| SignedDuration::try_from(age).ok());
     ago.and_then(|ago| now.checked_sub(ago).ok())
-        .ok_or_else(|| format!("`{text}` is no time such as `2026-11-16`, `2026-11-16T08:30:00Z`, `2h` or `7d`"))
+        .ok_or_else(|| format!("`{text}` is not a time such as `2026-11-16`, `2026-11-16T08:30:00Z`, `2h` or `7d`"))
 }
 
 /// Parses a duration, with days and weeks besides the units of timeouts.
@@ -82,7 +83,7 @@ pub(super) fn age(text: &str) -> Result<Duration, String> {
         (_, Some(number)) if number.len() < 5 => in_days(number, 7).map(|number| DAY * number * 7),
         _ => parse_duration(text).ok(),
     };
-    days.ok_or_else(|| format!("`{text}` is no length of time such as `12h`, `90d` or `4w`"))
+    days.ok_or_else(|| format!("`{text}` is not a duration such as `12h`, `90d` or `4w`"))
 }
 
 /// Parses a number of bytes: `1048576`, `500MB`, `1GB`.
@@ -97,7 +98,7 @@ pub(super) fn bytes(text: &str) -> Result<u64, String> {
         _ => None,
     };
     let bytes = factor.and_then(|factor: u64| number.parse::<u64>().ok()?.checked_mul(factor));
-    bytes.filter(|bytes| *bytes > 0).ok_or_else(|| format!("`{text}` is no size such as `500MB` or `1GB`"))
+    bytes.filter(|bytes| *bytes > 0).ok_or_else(|| format!("`{text}` is not a size such as `500MB` or `1GB`"))
 }
 
 #[cfg(test)]

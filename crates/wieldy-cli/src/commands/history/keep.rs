@@ -34,7 +34,7 @@ fn refused(error: StoreError, hint: &str, config: &Config) -> Failure {
 
 /// Copies the history into a new file.
 pub(super) fn backup(file: &Path, config: &Config, printer: &Printer) -> Result<Exit, Failure> {
-    let hint = "name a file that is not there yet: a backup is never replaced";
+    let hint = "name a file that does not exist yet: a backup is never replaced";
     there(config)?.backup(file).map_err(|error| refused(error, hint, config))?;
     if printer.json {
         printer.json(&json!({ "written": file }))?;
@@ -47,9 +47,9 @@ pub(super) fn backup(file: &Path, config: &Config, printer: &Printer) -> Result<
 /// Copies the history to another address.
 pub(super) fn copy(url: &str, config: &Config, printer: &Printer) -> Result<Exit, Failure> {
     let address = config::address(url).map_err(|message| Failure::usage(anyhow!(message)))?;
-    let hint = "name another place, where no history is yet";
+    let hint = "name another address without a history";
     if config.history.address.as_ref() == Some(&address) {
-        return Err(Failure::usage(anyhow!("the history is there already")).hint(hint));
+        return Err(Failure::usage(anyhow!("the history already has this address")).hint(hint));
     }
     let store = there(config)?;
     let target = Store::open(&address).map_err(|error| {
@@ -82,7 +82,7 @@ pub(super) fn prune(how: &How<'_>, config: &Config, printer: &Printer) -> Result
         (age_max, bytes_max) => Retention { age_max, bytes_max },
     };
     if retention.age_max.is_none() && retention.bytes_max.is_none() {
-        let told = anyhow!("everything is kept: neither a flag nor the configuration says what to drop");
+        let told = anyhow!("nothing is dropped: neither a flag nor the configuration sets a limit");
         return Err(Failure::usage(told).hint("`--older-than 90d` or `--larger-than 1GB`; see `history.keep-days` too"));
     }
     let store = there(config)?;
@@ -101,7 +101,7 @@ pub(super) fn prune(how: &How<'_>, config: &Config, printer: &Printer) -> Result
         .tell(&format!("{would} {} records of {} calls; the history takes {size}", pruned.records, pruned.executions));
     if let Some(most) = retention.bytes_max.filter(|most| !how.dry && pruned.bytes > *most) {
         let most = human_size(most);
-        printer.tell(&format!("that is more than {most}: open calls need what is left, or the tables do themselves"));
+        printer.tell(&format!("that is more than {most}: the rest belongs to open calls or to the tables themselves"));
     }
     Ok(Exit::Success)
 }

@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn one_call_is_told_whole() {
+    fn one_call_is_shown_in_full() {
         let call_row = execution("01a1e382-0bee-7219-9993-179054068b52", "failed", json!({"path": "x"}));
         let event = |at: &str, name: &str, data: Value| RecordedEvent {
             seq: 1,

@@ -204,7 +204,7 @@ fn layers_of(text: &str) -> Layers {
 }
 
 #[test]
-fn of_all_keys_an_untrusted_file_sets_only_those_of_the_safe_list() {
+fn an_untrusted_file_sets_only_keys_of_the_safe_list() {
     let limits = ["cpu-millicores", "disk-files", "disk-mb", "memory-mb", "processes"];
     let mut safe: Vec<String> = limits.map(|limit| format!("sandbox.limits.{limit}")).to_vec();
     safe.extend(["sandbox.hidden", "sandbox.protected", "timeouts.tools.some"].map(str::to_owned));
@@ -236,7 +236,7 @@ fn of_all_keys_an_untrusted_file_sets_only_those_of_the_safe_list() {
 }
 
 #[test]
-fn an_untrusted_file_adds_names_of_its_own_only_and_lifts_no_limit() {
+fn an_untrusted_file_adds_only_paths_in_its_folder_and_raises_no_limit() {
     let ignored = |base: &str, text: &str| {
         let mut layers = layers_of(base);
         let ignored = layers.put_untrusted_file(Path::new("wieldy.toml"), text).ignored;

@@ -159,7 +159,7 @@ impl Bearer {
         self.set(TokenState::Nothing);
         if let Err(error) = LoginFile::new(&self.url, None, None).write(&self.settings.file) {
             let error = &error as &dyn std::error::Error;
-            tracing::warn!(target: "wieldy::mcp", error, "that a server wants a login is not remembered");
+            tracing::warn!(target: "wieldy::mcp", error, "cannot store that a server requires a login");
         }
     }
 

@@ -147,10 +147,10 @@ impl CredentialStore for FileCredentialStore {
     async fn save(&self, credentials: StoredCredentials) -> Result<(), AuthError> {
         let login = LoginFile::new(&self.url, self.client_secret.clone(), Some(credentials));
         if !login.text("token_type").is_some_and(|kind| kind.eq_ignore_ascii_case("bearer")) {
-            return Err(AuthError::InvalidTokenType("it is none that is sent along with requests".into()));
+            return Err(AuthError::InvalidTokenType("the token type must be `Bearer`".into()));
         }
         if login.token().is_none() {
-            return Err(AuthError::TokenExchangeFailed("the token cannot be sent along with requests".into()));
+            return Err(AuthError::TokenExchangeFailed("the token cannot be sent in a header".into()));
         }
         login.write(&self.file).map_err(self.failed())
     }

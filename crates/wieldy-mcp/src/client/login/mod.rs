@@ -29,10 +29,10 @@ pub enum LoginError {
     #[error("it does not say how to log in")]
     Metadata(#[source] AuthError),
     /// The login page is not one that a browser should open.
-    #[error("it wants people to log in at a place that must not be opened: {0}")]
+    #[error("its login page must not be opened: {0}")]
     Page(String),
     /// Dynamic client registration failed.
-    #[error("wieldy could not register where logins are made")]
+    #[error("wieldy could not register with the authorization server")]
     Register(#[source] AuthError),
     /// The person or the authorization server refused.
     #[error("the login was refused: {0}")]
@@ -41,13 +41,13 @@ pub enum LoginError {
     #[error("this is the answer to another login")]
     State,
     /// The redirect has no code.
-    #[error("this is no answer to a login")]
+    #[error("this is not the answer to a login")]
     NoAnswer,
     /// The code was refused, or the token is unusable.
     #[error("the login was not completed")]
     Exchange(#[source] AuthError),
     /// The login file cannot be changed.
-    #[error("the login cannot be kept in `{file}`")]
+    #[error("cannot store the login in `{file}`")]
     Keep {
         /// The file.
         file: std::path::PathBuf,
@@ -89,7 +89,7 @@ impl Login {
     pub async fn begin(address: &Address, redirect: &str) -> Result<Self, LoginError> {
         let url = http_setup::url(address).map_err(LoginError::Address)?;
         let Some(settings) = &address.login else {
-            return Err(LoginError::Address("there is no place where a login could be kept".into()));
+            return Err(LoginError::Address("there is no file to store a login in".into()));
         };
         let mut manager = manager(&url, settings).await.map_err(LoginError::Metadata)?;
         let challenge = http_setup::challenge(address).await;

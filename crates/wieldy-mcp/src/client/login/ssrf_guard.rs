@@ -79,7 +79,7 @@ impl UrlRules {
     /// Checks a URL before it is requested or opened in a browser.
     pub(super) fn check(&self, text: &str) -> Result<(), String> {
         let shown: String = text.chars().take(200).flat_map(char::escape_default).collect();
-        let url = Url::parse(text).map_err(|_| format!("`{shown}` is no address"))?;
+        let url = Url::parse(text).map_err(|_| format!("`{shown}` is not a URL"))?;
         match url.scheme() {
             "https" => {}
             "http" if self.server.scheme() == "http" => {}
@@ -88,13 +88,13 @@ impl UrlRules {
         }
         let Some(host) = url.host_str() else { return Err(format!("`{shown}` has no host")) };
         if !url.username().is_empty() || url.password().is_some() {
-            return Err(format!("`{shown}` names a user"));
+            return Err(format!("`{shown}` contains a user name"));
         }
         let is_allowed = match literal(host) {
             Some(ip) => self.allows(host, ip),
             None => !is_localhost(host) || self.allows(host, Ipv4Addr::LOCALHOST.into()),
         };
-        if is_allowed { Ok(()) } else { Err(format!("`{shown}` is not out in the open, as the server is")) }
+        if is_allowed { Ok(()) } else { Err(format!("`{shown}` is not a public address")) }
     }
 
     /// Returns true if this address of a host may be used.
@@ -118,7 +118,7 @@ impl Resolve for UrlRules {
             let found: Vec<SocketAddr> = tokio::net::lookup_host((host, 0)).await?.collect();
             let allowed: Vec<SocketAddr> = found.into_iter().filter(|found| rules.allows(host, found.ip())).collect();
             if allowed.is_empty() {
-                return Err(format!("`{host}` is not out in the open, as the server is").into());
+                return Err(format!("`{host}` is not a public address").into());
             }
             Ok(Box::new(allowed.into_iter()) as Addrs)
         })
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_server_names_may_not_point_at_this_machine_or_its_neighbours() {
+    fn urls_of_a_server_may_not_point_at_private_addresses() {
         let bad = [
             "javascript:alert(1)",
             "file:///etc/passwd",
@@ -212,17 +212,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_where_the_server_is_may_be_asked() {
+    fn addresses_like_the_servers_are_allowed() {
         let urls = ["http://127.0.0.1:9/", "http://localhost/", "http://10.0.0.1/", "http://169.254.169.254/"];
         assert_eq!(refused("http://127.0.0.1:8/mcp", false, &urls), urls[2..]);
         assert_eq!(refused("http://hub.example/mcp", true, &urls), [urls[0], urls[1], urls[3]]);
     }
 
     #[tokio::test]
-    async fn names_are_looked_at_by_where_they_lead() {
+    async fn host_names_are_checked_by_their_addresses() {
         let rules = UrlRules::new(&Url::parse("https://hub.example/mcp").unwrap(), false);
         let error = rules.resolve("localhost".parse().unwrap()).await.err().unwrap();
-        assert_eq!(error.to_string(), "`localhost` is not out in the open, as the server is");
+        assert_eq!(error.to_string(), "`localhost` is not a public address");
         let rules = UrlRules::new(&Url::parse("http://127.0.0.1/mcp").unwrap(), false);
         assert!(rules.resolve("localhost".parse().unwrap()).await.is_ok());
     }

@@ -148,22 +148,22 @@ fn short(error: &CallError) -> (&str, &str) {
 }
 
 #[tokio::test]
-async fn answers_that_are_none_are_told_as_such() {
+async fn invalid_responses_are_reported() {
     type Answer = fn(&Value) -> Response;
     let cases: [(Answer, &str); 9] = [
-        (|_| plain(200, "application/json", "{\"jsonrpc\":"), "answered: the answer is none that MCP knows"),
-        (|_| plain(200, "application/json", "\u{0}\u{1}"), "answered: the answer is none that MCP knows"),
-        (|_| plain(200, "text/html", "<h1>Hello</h1>"), "answered: a page for people"),
-        (|_| plain(200, "image/png", "x"), "answered: something that is neither JSON nor a stream of events"),
+        (|_| plain(200, "application/json", "{\"jsonrpc\":"), "answered: a response that is not valid MCP"),
+        (|_| plain(200, "application/json", "\u{0}\u{1}"), "answered: a response that is not valid MCP"),
+        (|_| plain(200, "text/html", "<h1>Hello</h1>"), "answered: an HTML page"),
+        (|_| plain(200, "image/png", "x"), "answered: neither JSON nor an event stream"),
         (|_| plain(200, "text/plain", ""), "answered: nothing"),
         (|_| StatusCode::ACCEPTED.into_response(), "answered: nothing"),
         (
             |_| json_answer(200, &json!({"jsonrpc": "2.0", "id": 999, "result": {"content": []}})),
-            "answered: the answer to something else",
+            "answered: a response to another request",
         ),
         (
             |_| json_answer(200, &json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})),
-            "answered: something that is no answer to what it was asked",
+            "answered: a response of the wrong type",
         ),
         (|_| plain(418, "text/plain", "I am\u{7} a teapot"), "answered: HTTP 418 (I'm a teapot): I am\u{7} a teapot"),
     ];
@@ -173,7 +173,7 @@ async fn answers_that_are_none_are_told_as_such() {
 }
 
 #[tokio::test]
-async fn an_error_without_an_id_is_the_answer_to_what_was_asked() {
+async fn an_error_without_an_id_answers_the_request() {
     for status in [200, 400, 500] {
         let error = json!({"code": -32603, "message": "out of luck"});
         let body = json!({"jsonrpc": "2.0", "id": null, "error": error});
@@ -186,18 +186,18 @@ async fn an_error_without_an_id_is_the_answer_to_what_was_asked() {
 }
 
 #[tokio::test]
-async fn pages_of_gateways_are_not_repeated() {
+async fn error_pages_of_gateways_are_not_quoted() {
     let page = format!("<html>{}</html>", "x".repeat(100_000));
     let error = told(move |_| plain(502, "text/html; charset=utf-8", page.clone())).await;
     assert_eq!(short(&error), ("E3201", "cannot be reached: HTTP 502 (Bad Gateway)"));
-    assert!(!error.retryable, "it may have had its effect");
+    assert!(!error.retryable, "it may have taken effect");
     let long = "x".repeat(100_000);
     let error = told(move |_| plain(500, "text/plain", long.clone())).await;
     assert_eq!(error.message.len(), 275);
 }
 
 #[tokio::test]
-async fn who_is_not_known_is_told_to_log_in_and_who_is_refused_is_told_so() {
+async fn unauthorized_and_forbidden_are_reported_with_advice() {
     let challenge = r#"Bearer error="insufficient_scope", scope="files:read files:write""#;
     let of = |status: u16, challenge: Option<&'static str>| {
         told(move |_| {
@@ -218,11 +218,14 @@ async fn who_is_not_known_is_told_to_log_in_and_who_is_refused_is_told_so() {
     assert_eq!(short(&error), ("E3301", "refuses access"));
     let error = of(403, Some(challenge)).await;
     assert_eq!(error.details["scope"], "files:read files:write");
-    assert_eq!(error.suggestion.unwrap(), "`wieldy mcp login test` with these among the `scopes` of its `oauth`");
+    assert_eq!(
+        error.suggestion.unwrap(),
+        "add the scopes in `details.scope` to `mcp.servers.test.oauth.scopes`, then run `wieldy mcp login test`"
+    );
 }
 
 #[tokio::test]
-async fn a_busy_server_says_how_long_it_is_left_alone() {
+async fn the_retry_after_of_a_busy_server_is_kept() {
     let of = |status: u16, after: Option<String>| {
         told(move |_| {
             let mut response = plain(status, "text/plain", "later");
@@ -287,7 +290,7 @@ async fn redirects_are_followed_only_within_the_server() {
         if status < 307 {
             let reason = StatusCode::from_u16(status).unwrap();
             let told = format!(
-                "cannot be used: it redirects to itself by HTTP {status} ({}), which is not followed",
+                "cannot be used: it redirects to itself with HTTP {status} ({}), which wieldy does not follow",
                 reason.canonical_reason().unwrap()
             );
             assert_eq!(short(&within.error.unwrap()), ("E3301", &*told));
@@ -301,11 +304,11 @@ async fn redirects_are_followed_only_within_the_server() {
         let bearer = format!("Bearer {secret}");
         assert!(server.headers("authorization").iter().all(|header| header.as_ref() == Some(&bearer)));
     }
-    assert_eq!(elsewhere.seen.lock().unwrap().len(), 0, "nobody else gets anything");
+    assert_eq!(elsewhere.seen.lock().unwrap().len(), 0, "no other server gets a request");
 }
 
 #[tokio::test]
-async fn a_session_that_was_forgotten_is_begun_again_and_the_call_made_once() {
+async fn a_lost_session_is_reopened_and_the_call_is_made_once() {
     for forgotten in [404, 400] {
         let begun = Arc::new(Mutex::new(0));
         let server = ByHand::new(move |asked, headers: HeaderMap, message: Value| {
@@ -358,7 +361,7 @@ async fn answers_of_any_size_cost_little() {
             "cannot be reached: it sent a message of more than 16 MiB",
         ),
         (|body| plain(500, "text/html", body), "cannot be reached: HTTP 500 (Internal Server Error)"),
-        (|body| plain(200, "text/html", body), "answered: a page for people"),
+        (|body| plain(200, "text/html", body), "answered: an HTML page"),
     ];
     let before = super::misbehaving::resident_bytes();
     for (answer, message) in cases {
@@ -370,7 +373,7 @@ async fn answers_of_any_size_cost_little() {
 }
 
 #[tokio::test]
-async fn an_event_that_is_too_large_is_not_asked_for_again() {
+async fn an_event_that_is_too_large_is_not_requested_again() {
     let server = ByHand::that(|_| {
         let begin =
             futures_util::stream::iter([Ok::<_, std::io::Error>(Bytes::from_static(b"id: 1\ndata:\n\ndata: "))]);
@@ -386,7 +389,7 @@ async fn an_event_that_is_too_large_is_not_asked_for_again() {
 }
 
 #[tokio::test]
-async fn what_never_ends_is_ended_by_the_time_of_the_call() {
+async fn endless_responses_end_with_the_timeout_of_the_call() {
     let cases: [(&str, &'static [u8]); 4] = [
         ("application/json", b" "),
         ("text/event-stream", b": still there\n\n"),
@@ -407,7 +410,7 @@ async fn what_never_ends_is_ended_by_the_time_of_the_call() {
 }
 
 #[tokio::test]
-async fn a_stream_that_breaks_off_is_told_and_one_that_can_be_resumed_is_resumed() {
+async fn a_broken_stream_is_resumed_if_possible_and_reported_otherwise() {
     let error = told(|_| plain(200, "text/event-stream", "data: {\"jsonrpc\":\"2.0\"}\n\ndata: half")).await;
     assert_eq!(short(&error), ("E3201", "cannot be reached: the connection is closed"));
     let server = ByHand::new(move |asked, headers: HeaderMap, message: Value| {
@@ -435,7 +438,7 @@ async fn a_stream_that_breaks_off_is_told_and_one_that_can_be_resumed_is_resumed
 }
 
 #[tokio::test]
-async fn addresses_and_headers_that_cannot_be_used_are_told_without_secrets() {
+async fn invalid_addresses_and_headers_are_reported_without_secrets() {
     let of = async |url: &str, headers: &[(&str, &str)]| {
         let stage = Stage::with("", |settings| {
             let mut address = Address::new(url);
@@ -447,7 +450,7 @@ async fn addresses_and_headers_that_cannot_be_used_are_told_without_secrets() {
         stage.state()["error"]["message"].as_str().unwrap().to_owned()
     };
     let begin = "the MCP server `test` cannot be used: ";
-    assert_eq!(of("nowhere", &[]).await, format!("{begin}`nowhere` is no address: relative URL without a base"));
+    assert_eq!(of("nowhere", &[]).await, format!("{begin}`nowhere` is not a URL: relative URL without a base"));
     assert_eq!(
         of("file:///etc/passwd", &[]).await,
         format!("{begin}`file:///etc/passwd` begins with neither http:// nor https://")
@@ -459,7 +462,7 @@ async fn addresses_and_headers_that_cannot_be_used_are_told_without_secrets() {
     );
     assert_eq!(
         of(url, &[("Mcp-Session-Id", "x")]).await,
-        format!("{begin}the header `Mcp-Session-Id` is not ours to set")
+        format!("{begin}the header `Mcp-Session-Id` cannot be set: wieldy sets it itself")
     );
     assert_eq!(
         of("http://no-such-host.invalid/mcp?key=secret", &[]).await.split(": ").take(3).collect::<Vec<_>>(),

@@ -25,7 +25,7 @@ async fn tools_are_named_after_their_server_and_called_by_either_name() {
 }
 
 #[tokio::test]
-async fn what_an_untrusted_server_says_of_its_tools_changes_nothing() {
+async fn annotations_of_an_untrusted_server_change_nothing() {
     let annotations =
         |stage: &Stage| stage.world.executor.registry().find("echo", &Caller::local()).unwrap().spec().annotations;
     assert_eq!(annotations(&Stage::of("").await), Annotations::default());
@@ -57,7 +57,7 @@ async fn every_kind_of_content_and_the_structured_answer_come_through() {
 }
 
 #[tokio::test]
-async fn progress_is_passed_on_and_a_sign_of_life() {
+async fn progress_is_passed_on_and_resets_the_silence_clock() {
     let stage = Stage::of("progress").await;
     let result = stage.call("echo", "done").await;
     assert_eq!(result.text(), "done");
@@ -150,7 +150,7 @@ async fn in_a_sandbox_a_server_has_only_what_it_was_given() {
 }
 
 #[tokio::test]
-async fn closing_ends_the_whole_tree_even_of_one_that_lingers() {
+async fn closing_ends_the_whole_process_tree_of_a_server() {
     for sandboxed in [false, true] {
         let stage = Stage::with("forks", |settings| {
             if sandboxed {
@@ -182,13 +182,13 @@ async fn names_of_servers_are_checked() {
     assert_eq!(refused(&["a b"]), "`a b` cannot be the name of an MCP server");
     assert_eq!(
         refused(&["a__b"]),
-        "`a__b` cannot be the name of an MCP server: `__` stands between the names of a server and a tool"
+        "`a__b` cannot be the name of an MCP server: `__` separates the names of a server and a tool"
     );
-    assert_eq!(refused(&["a", "a"]), "there are two MCP servers of the name `a`");
+    assert_eq!(refused(&["a", "a"]), "two MCP servers have the name `a`");
 }
 
 #[tokio::test]
-async fn without_a_sandbox_of_its_level_a_server_is_not_started_otherwise() {
+async fn a_server_is_not_started_without_a_sandbox_of_its_level() {
     let stage = Stage::with("", |settings| {
         let Reach::Stdio(program) = &mut settings.reach else { panic!("it is a program") };
         program.level = wieldy_core::Level::Gvisor;
@@ -265,7 +265,7 @@ impl wieldy_core::Journal for NeverKept {
 /// P-MCP-06: a server that claims that its tools only read. Unless it is trusted, a smart batch runs them one after
 /// another, and each only after its call is durable in the history.
 #[tokio::test]
-async fn what_an_untrusted_server_claims_changes_neither_the_order_nor_the_wait_for_the_history() {
+async fn claims_of_an_untrusted_server_change_neither_the_order_nor_the_durability() {
     for trusted in [false, true] {
         let stage = Stage::with("swapped", |settings| {
             settings.trusted = trusted;

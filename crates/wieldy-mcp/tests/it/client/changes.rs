@@ -28,7 +28,7 @@ async fn is_refused(stage: &Stage) {
 
 /// Each change subscription ends at once and never reports anything.
 #[tokio::test]
-async fn a_server_that_stops_telling_of_changes_is_asked_again_and_its_tools_looked_at() {
+async fn a_lost_subscription_is_renewed_and_the_tools_listed_again() {
     let listened = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&listened);
     let server = ByHand::new(move |_, _, message: Value| {
@@ -59,7 +59,7 @@ async fn a_server_that_stops_telling_of_changes_is_asked_again_and_its_tools_loo
 }
 
 #[tokio::test]
-async fn in_another_session_the_tools_are_looked_at() {
+async fn the_tools_are_listed_again_in_a_new_session() {
     let begun = Arc::new(AtomicUsize::new(0));
     let server = ByHand::new(move |asked, headers: HeaderMap, message: Value| {
         let session = headers.get("mcp-session-id").map(|session| session.to_str().unwrap().to_owned());
@@ -80,13 +80,13 @@ async fn in_another_session_the_tools_are_looked_at() {
     })
     .await;
     let stage = Stage::at(server.url()).await;
-    assert_eq!(stage.call("echo", "x").await.text(), "x", "what it is now is not known yet");
+    assert_eq!(stage.call("echo", "x").await.text(), "x", "the new definition is not known yet");
     is_refused(&stage).await;
 }
 
 /// A tool list that never arrives is given up, and the next change notification is handled.
 #[tokio::test]
-async fn a_list_that_never_comes_does_not_keep_later_changes_from_being_heeded() {
+async fn a_list_without_an_answer_does_not_block_later_changes() {
     let lists = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&lists);
     let server = ByHand::new(move |_, _, message: Value| {
@@ -119,7 +119,7 @@ async fn a_list_that_never_comes_does_not_keep_later_changes_from_being_heeded()
 /// A server that was known by an older revision and then speaks only the newest one, within a run of wieldy and between
 /// two.
 #[tokio::test]
-async fn a_server_that_leaves_its_old_revision_behind_is_spoken_to_in_the_new_one() {
+async fn a_server_that_drops_its_old_revision_is_called_in_the_new_one() {
     for has_sessions in [true, false] {
         let is_new = Arc::new(AtomicBool::new(false));
         let asked_new = Arc::clone(&is_new);
@@ -165,7 +165,7 @@ async fn a_server_that_leaves_its_old_revision_behind_is_spoken_to_in_the_new_on
 
 /// The server forgets a session and refuses to open another one: the next call repeats the whole handshake.
 #[tokio::test]
-async fn a_server_that_opens_no_other_session_is_introduced_to_anew() {
+async fn a_server_that_opens_no_second_session_is_connected_again() {
     let (is_forgotten, refused) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
     let (forgotten, refusals) = (Arc::clone(&is_forgotten), Arc::clone(&refused));
     let server = ByHand::new(move |asked, _, message: Value| {
@@ -196,7 +196,10 @@ async fn a_server_that_opens_no_other_session_is_introduced_to_anew() {
     let error = stage.error("echo").await;
     assert_eq!(
         (error.retryable, error.message.as_str()),
-        (true, "the MCP server `test` cannot be reached: it has forgotten the session and opens no other: not so")
+        (
+            true,
+            "the MCP server `test` cannot be reached: it does not know the session any more and opens no new one: not so"
+        )
     );
     until(|| stage.state()["error"]["details"]["retry_after_ms"] == 0).await;
     assert_eq!(stage.call("echo", "anew").await.text(), "anew");

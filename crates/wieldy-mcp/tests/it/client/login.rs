@@ -219,7 +219,7 @@ fn chain(error: &dyn std::error::Error) -> String {
 }
 
 #[tokio::test]
-async fn after_a_login_the_server_can_be_used_even_by_those_who_already_tried() {
+async fn a_login_works_for_running_clients_too() {
     let pair = Pair::new().await;
     let stage = pair.stage().await;
     assert_eq!(stage.state()["error"]["message"], "the MCP server `test` wants a login");
@@ -237,7 +237,7 @@ async fn after_a_login_the_server_can_be_used_even_by_those_who_already_tried() 
 }
 
 #[tokio::test]
-async fn a_server_that_wanted_a_login_is_tried_again_by_a_call_to_one_of_its_tools() {
+async fn a_call_tries_a_server_again_that_required_a_login() {
     let pair = Pair::new().await;
     let stage = pair.stage().await;
     let error = stage.error("test__echo").await;
@@ -260,7 +260,7 @@ async fn a_server_that_wanted_a_login_is_tried_again_by_a_call_to_one_of_its_too
 }
 
 #[tokio::test]
-async fn a_server_that_wanted_a_login_is_not_asked_again_by_itself_for_a_while() {
+async fn a_server_that_required_a_login_is_not_polled_for_a_while() {
     let pair = Pair::new().await;
     let stage = pair.stage().await;
     let asked = pair.server.seen.lock().unwrap().len();
@@ -282,7 +282,7 @@ async fn a_login_is_kept_for_its_owner_only_and_never_shown() {
     assert!(Login::forget(&pair.address()).unwrap());
     assert!(!Login::forget(&pair.address()).unwrap());
     assert_eq!(LoginState::of(&pair.address()), None);
-    assert_eq!(std::fs::read_dir(pair.file().parent().unwrap()).unwrap().count(), 0, "nothing lies about");
+    assert_eq!(std::fs::read_dir(pair.file().parent().unwrap()).unwrap().count(), 0, "no other file is left");
 }
 
 #[tokio::test]
@@ -332,7 +332,7 @@ async fn tokens_that_were_replaced_long_ago_are_forgotten() {
 }
 
 #[tokio::test]
-async fn where_nothing_renews_it_a_login_is_wanted() {
+async fn a_login_that_cannot_be_renewed_must_be_repeated() {
     let pair = Pair::new().await;
     pair.log_in().await.unwrap();
     let stage = pair.stage().await;
@@ -347,7 +347,7 @@ async fn where_nothing_renews_it_a_login_is_wanted() {
         assert_eq!((error.code.as_str(), error.message.as_str()), ("E3301", "the MCP server `test` wants a login"));
         assert_eq!(error.suggestion.unwrap(), "`wieldy mcp login test`, or give it a token by `headers`");
     }
-    assert_eq!(pair.books().asked.len(), 2, "what was refused is not tried again");
+    assert_eq!(pair.books().asked.len(), 2, "a refused token is not tried again");
     assert_eq!(stage.state()["error"]["code"], "E3301");
     assert_eq!(stage.upstreams.status()[0].login, Some(LoginState::Wanted));
     pair.log_in().await.unwrap();
@@ -371,7 +371,7 @@ async fn while_logins_cannot_be_renewed_calls_fail_without_an_effect_and_the_log
 }
 
 #[tokio::test]
-async fn a_client_that_is_known_already_proves_who_it_is() {
+async fn a_registered_client_authenticates_itself() {
     let pair = Pair::new().await;
     let mut address = pair.address();
     let login = address.login.as_mut().unwrap();
@@ -388,7 +388,7 @@ async fn a_client_that_is_known_already_proves_who_it_is() {
 }
 
 #[tokio::test]
-async fn a_token_goes_to_nobody_but_the_server_it_is_for() {
+async fn a_token_is_sent_only_to_its_server() {
     let (pair, other) = (Pair::new().await, Pair::new().await);
     pair.log_in().await.unwrap();
     // The operator gives the name to another server.
@@ -399,7 +399,7 @@ async fn a_token_goes_to_nobody_but_the_server_it_is_for() {
 }
 
 #[tokio::test]
-async fn what_a_client_of_ours_proves_itself_with_stays_here() {
+async fn the_token_of_our_client_is_not_passed_on() {
     let upstream = ByHand::new(async |_, _, _| None).await;
     let stage = Stage::at(upstream.url()).await;
     let mut options = HttpOptions::new("127.0.0.1:0".parse().unwrap());
@@ -423,7 +423,7 @@ async fn what_a_client_of_ours_proves_itself_with_stays_here() {
 }
 
 #[tokio::test]
-async fn what_the_operator_sends_along_counts_more_than_a_login() {
+async fn a_configured_token_overrides_a_login() {
     let pair = Pair::new().await;
     pair.log_in().await.unwrap();
     pair.books().access.push("the-operators-own".into());
@@ -435,7 +435,7 @@ async fn what_the_operator_sends_along_counts_more_than_a_login() {
 }
 
 #[tokio::test]
-async fn the_answer_must_be_the_one_to_the_question() {
+async fn a_redirect_must_belong_to_its_login() {
     let pair = Pair::new().await;
     let begin = async || Login::begin(&pair.address(), "http://127.0.0.1:1/callback").await.unwrap();
     let login = begin().await;
@@ -454,7 +454,7 @@ async fn the_answer_must_be_the_one_to_the_question() {
         let state = url.query_pairs().find(|(name, _)| name == "state").unwrap().1.into_owned();
         chain(&login.finish(&to(&format!("state={state}{query}"))).await.unwrap_err())
     };
-    assert_eq!(answer("").await, "this is no answer to a login");
+    assert_eq!(answer("").await, "this is not the answer to a login");
     assert_eq!(
         answer("&error=access_denied&error_description=not%20today").await,
         "the login was refused: access_denied: not today"
@@ -462,13 +462,13 @@ async fn the_answer_must_be_the_one_to_the_question() {
     let wrong = answer("&code=x&iss=https://evil.example").await;
     assert!(wrong.contains("issuer mismatch"), "{wrong}");
     assert!(answer("&code=guessed").await.starts_with("the login was not completed: "));
-    assert_eq!(begin().await.finish("no address").await.unwrap_err().to_string(), "this is no answer to a login");
+    assert_eq!(begin().await.finish("no address").await.unwrap_err().to_string(), "this is not the answer to a login");
     assert!(!pair.file().exists());
-    assert_eq!(pair.books().asked.len(), 1, "a code goes nowhere unless all is right");
+    assert_eq!(pair.books().asked.len(), 1, "a code is sent only if the redirect is valid");
 }
 
 #[tokio::test]
-async fn the_door_for_answers_does_not_open_for_others() {
+async fn the_redirect_listener_ignores_other_requests() {
     let pair = Pair::new().await;
     let answers = LoginRedirect::bind(None).await.unwrap();
     let login = Login::begin(&pair.address(), answers.redirect()).await.unwrap();
@@ -492,26 +492,26 @@ async fn the_door_for_answers_does_not_open_for_others() {
 }
 
 #[tokio::test]
-async fn places_that_must_not_be_opened_or_asked_are_not() {
+async fn forbidden_addresses_are_neither_opened_nor_requested() {
     let page = async |place: &str| {
         let pair = Pair::new().await;
         pair.books().told = json!({"authorization_endpoint": place});
         chain(&pair.log_in().await.unwrap_err())
     };
-    let begin = "it wants people to log in at a place that must not be opened: ";
+    let begin = "its login page must not be opened: ";
     assert_eq!(
         page("javascript:alert(1)//").await,
         format!("{begin}`javascript:alert(1)//` begins with neither http:// nor https://")
     );
     assert_eq!(
         page("http://10.0.0.1/;$(reboot)").await,
-        format!("{begin}`http://10.0.0.1/;$(reboot)` is not out in the open, as the server is")
+        format!("{begin}`http://10.0.0.1/;$(reboot)` is not a public address")
     );
     assert_eq!(
         page("file://localhost/etc/passwd").await,
         format!("{begin}`file://localhost/etc/passwd` begins with neither http:// nor https://")
     );
-    assert_eq!(page("http://a\u{1b}[2J").await, format!("{begin}`http://a\\u{{1b}}[2J` is no address"));
+    assert_eq!(page("http://a\u{1b}[2J").await, format!("{begin}`http://a\\u{{1b}}[2J` is not a URL"));
 
     let told = async |of_logins: Value, of_server: Value| {
         let pair = Pair::new().await;
@@ -522,13 +522,13 @@ async fn places_that_must_not_be_opened_or_asked_are_not() {
         (error, pair.logins.seen.lock().unwrap().len())
     };
     let (error, _) = told(json!({"registration_endpoint": "http://169.254.169.254/"}), json!({})).await;
-    assert!(error.contains("`http://169.254.169.254/` is not out in the open"), "{error}");
+    assert!(error.contains("`http://169.254.169.254/` is not a public address"), "{error}");
     let (error, asked) = told(json!({}), json!({"authorization_servers": ["http://192.168.0.1/"]})).await;
     assert!(error.starts_with("it does not say how to log in: "), "{error}");
     assert_eq!(asked, 0);
     let (error, asked) = told(json!({}), json!({"resource": "https://bank.example/mcp"})).await;
     assert!(error.contains("resource mismatch"), "{error}");
-    assert_eq!(asked, 0, "no token is asked for that somebody else would take");
+    assert_eq!(asked, 0, "no token is requested that another server would accept");
     let (error, _) = told(json!({"issuer": "https://login.example"}), json!({})).await;
     assert!(error.contains("issuer mismatch"), "{error}");
     let (error, _) = told(json!({"code_challenge_methods_supported": ["plain"]}), json!({})).await;
@@ -536,7 +536,7 @@ async fn places_that_must_not_be_opened_or_asked_are_not() {
 }
 
 #[tokio::test]
-async fn a_token_is_not_sent_to_another_maker_of_logins_than_the_one_it_is_from() {
+async fn a_refresh_token_is_sent_only_to_its_own_authorization_server() {
     let pair = Pair::new().await;
     pair.books().lasts = 30;
     pair.log_in().await.unwrap();

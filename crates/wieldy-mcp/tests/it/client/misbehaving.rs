@@ -43,7 +43,7 @@ async fn after_a_crash_the_next_call_finds_a_new_server() {
 }
 
 #[tokio::test]
-async fn a_server_that_cannot_start_says_why_and_is_left_alone_longer_each_time() {
+async fn a_server_that_cannot_start_is_retried_after_growing_pauses() {
     let stage = Stage::of("crash at start").await;
     let state = stage.state();
     assert_eq!(
@@ -52,14 +52,14 @@ async fn a_server_that_cannot_start_says_why_and_is_left_alone_longer_each_time(
     );
     assert_eq!(
         state["error"]["message"],
-        "the MCP server `test` cannot be reached: it ended with code 3; its last words: no configuration, token [redacted]"
+        "the MCP server `test` cannot be reached: it ended with code 3; its last output: no configuration, token [redacted]"
     );
     until(|| stage.state()["failures"] == 3).await;
     let patience = stage.state()["error"]["details"]["retry_after_ms"].as_u64().unwrap();
     assert!((1..=2_000).contains(&patience), "{patience}");
     let starts = stage.notes().len();
     stage.upstreams.discover(|_| true).await;
-    assert_eq!(stage.notes().len(), starts, "it is not started before its time");
+    assert_eq!(stage.notes().len(), starts, "it is not started before the pause is over");
 }
 
 #[tokio::test]
@@ -70,9 +70,9 @@ async fn a_server_whose_tools_are_not_known_is_tried_again_by_itself() {
         (error.code.as_str(), error.message.as_str(), error.suggestion.as_deref()),
         (
             "E3001",
-            "there is no tool `test__echo`: the MCP server `test` cannot be reached: it ended with code 3; its last words: \
+            "there is no tool `test__echo`: the MCP server `test` cannot be reached: it ended with code 3; its last output: \
             no configuration, token [redacted]",
-            Some("`wieldy mcp test test` tells more")
+            Some("`wieldy mcp test test` shows details")
         )
     );
     assert_eq!(stage.error("other__echo").await.message, "there is no tool `other__echo`");
@@ -116,16 +116,16 @@ async fn servers_that_were_never_seen_are_waited_for() {
 }
 
 #[tokio::test]
-async fn a_server_that_never_tells_its_tools_is_given_up() {
+async fn a_server_that_never_lists_its_tools_is_given_up() {
     let stage = Stage::with("silent at start", |settings| settings.start_timeout = Duration::from_millis(500)).await;
     assert_eq!(
         stage.state()["error"]["message"],
-        "the MCP server `test` cannot be reached: it did not tell its tools within 500ms"
+        "the MCP server `test` cannot be reached: it did not list its tools within 500ms"
     );
 }
 
 #[tokio::test]
-async fn a_list_of_tools_without_an_end_is_no_list() {
+async fn an_endless_list_of_tools_is_refused() {
     for behaviour in ["endless tools", "endless pages"] {
         let stage = Stage::of(behaviour).await;
         assert_eq!(
@@ -142,13 +142,13 @@ async fn definitions_that_are_too_large_together_are_refused() {
     let stage = Stage::of("large tools").await;
     assert_eq!(
         stage.state()["error"]["message"],
-        "the MCP server `test` answered: definitions of tools with more than 4 MiB in all"
+        "the MCP server `test` answered: tool definitions of more than 4 MiB in all"
     );
     assert_eq!(stage.tools(), Vec::<String>::new());
 }
 
 #[tokio::test]
-async fn what_is_no_message_is_passed_over() {
+async fn invalid_lines_of_a_server_are_skipped() {
     for behaviour in ["garbage", "wrong ids", "slow drip", "ids as text"] {
         let stage = Stage::of(behaviour).await;
         let result = stage.call("echo", "hello").await;
@@ -163,14 +163,14 @@ async fn what_is_no_message_is_passed_over() {
 }
 
 #[tokio::test]
-async fn an_answer_that_is_none_ends_the_call_at_once() {
+async fn an_invalid_response_ends_the_call_at_once() {
     assert_eq!(
         told("malformed").await,
-        ("E3202".into(), false, "the MCP server `test` answered: the answer is none that MCP knows".into())
+        ("E3202".into(), false, "the MCP server `test` answered: a response that is not valid MCP".into())
     );
     assert_eq!(
         told("not a result").await,
-        ("E3202".into(), false, "the MCP server `test` answered: something that is no result of a tool".into())
+        ("E3202".into(), false, "the MCP server `test` answered: a result that is not a tool result".into())
     );
 }
 
@@ -221,7 +221,7 @@ async fn one_bad_tool_does_not_hide_the_others() {
 }
 
 #[tokio::test]
-async fn a_flood_of_complaints_costs_little() {
+async fn a_flood_on_stderr_costs_little() {
     let stage = Stage::of("complains").await;
     let before = resident_bytes();
     assert_eq!(stage.call("echo", "done").await.text(), "done");
@@ -230,7 +230,7 @@ async fn a_flood_of_complaints_costs_little() {
 }
 
 #[tokio::test]
-async fn progress_is_a_sign_of_life_and_without_it_the_silence_clock_ends_the_call() {
+async fn the_silence_clock_ends_a_call_without_progress() {
     let silent_for =
         |time: u64| move |settings: &mut ServerSettings| settings.silence = Some(Duration::from_millis(time));
     assert_eq!(Stage::with("slow progress", silent_for(600)).await.call("echo", "done").await.text(), "done");

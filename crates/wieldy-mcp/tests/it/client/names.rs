@@ -81,12 +81,12 @@ async fn no_server_takes_the_name_of_another_tool_from_the_start_or_later() {
 }
 
 #[tokio::test]
-async fn of_two_tools_of_one_name_the_first_is_taken_and_can_be_agreed_to() {
+async fn of_two_tools_with_one_name_the_first_is_used_and_can_be_pinned() {
     let stage = Stage::of("changes").await;
     stage.call("act", "take names").await;
     until(|| stage.tools().len() == 5).await;
     let status = stage.upstreams.status().remove(0);
-    let reason = "the server tells of several tools of this name, and the first is taken";
+    let reason = "the server lists several tools with this name, and only the first is used";
     assert_eq!(status.unusable, [("act".to_owned(), reason.to_owned())].into());
     assert_eq!(status.changed, [].into());
     assert_eq!(stage.call("act", "change echo").await.status, Status::Success);

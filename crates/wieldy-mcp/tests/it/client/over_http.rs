@@ -272,7 +272,7 @@ async fn a_call_that_ran_when_the_server_ended_is_not_made_again() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_away_is_told_as_such_and_the_call_may_be_made_again() {
+async fn an_unreachable_server_is_reported_and_the_call_is_retryable() {
     for kind in KINDS {
         let mut server = Running::new(kind);
         let stage = server.stage().await;

@@ -52,7 +52,7 @@ fn sent(server: &ByHand) -> Vec<(Vec<String>, String)> {
 }
 
 #[tokio::test]
-async fn a_call_says_in_its_headers_what_the_newest_revision_wants_there() {
+async fn a_call_has_the_headers_of_the_newest_revision() {
     let server = ByHand::new(async |_, _, message| modern(&message)).await;
     let stage = Stage::at(server.url()).await;
     assert_eq!(stage.tools().len(), 2, "{}", stage.state());
@@ -91,7 +91,7 @@ async fn a_call_says_in_its_headers_what_the_newest_revision_wants_there() {
 }
 
 #[tokio::test]
-async fn a_call_in_an_older_revision_says_no_more_than_it_knew() {
+async fn a_call_in_an_older_revision_has_no_newer_fields() {
     let server = ByHand::new(async |_, _, _| None).await;
     let stage = Stage::at(server.url()).await;
     assert_eq!(stage.call("echo", "hi").await.text(), "hi");
@@ -128,7 +128,7 @@ fn told(stage: &Stage) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn what_else_comes_by_the_stream_of_a_call_is_heard_in_order_and_answered() {
+async fn other_messages_on_the_stream_of_a_call_are_handled_in_order() {
     let server = ByHand::that(|call| {
         let token = &call["params"]["_meta"]["progressToken"];
         let ask = |id: &str, method: &str, params: Value| json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params});
@@ -151,7 +151,7 @@ async fn what_else_comes_by_the_stream_of_a_call_is_heard_in_order_and_answered(
     .await;
     let stage = Stage::at(server.url()).await;
     assert_eq!(stage.call("echo", "x").await.text(), "done");
-    assert_eq!(told(&stage), ["step 1", "step 2"], "what comes after the answer is too late");
+    assert_eq!(told(&stage), ["step 1", "step 2"], "messages after the answer are too late");
     let replies = || {
         let seen = server.seen.lock().unwrap();
         let replies = seen.iter().filter(|(_, _, message)| message["id"].is_string());
@@ -172,7 +172,7 @@ async fn what_else_comes_by_the_stream_of_a_call_is_heard_in_order_and_answered(
 }
 
 #[tokio::test]
-async fn a_change_that_is_told_by_the_stream_of_a_call_is_heeded() {
+async fn a_tool_change_on_the_stream_of_a_call_is_noticed() {
     let has_changed = Arc::new(AtomicBool::new(false));
     let server = ByHand::new(move |_, _, message: Value| {
         let answer = match message["method"].as_str() {
@@ -205,7 +205,7 @@ async fn said(answer: impl Fn(&Value) -> Response + Clone + Send + Sync + 'stati
 }
 
 #[tokio::test]
-async fn a_stream_that_ends_without_the_answer_is_no_answer() {
+async fn a_stream_that_ends_without_the_answer_is_an_error() {
     let closed = (Status::Failed, "the MCP server `test` cannot be reached: the connection is closed".to_owned());
     assert_eq!(said(|_| events(&[])).await, closed);
     assert_eq!(said(|call| events(&[progress(&call["id"], 1), result(&json!(5), "for another")])).await, closed);
@@ -225,7 +225,7 @@ async fn errors_and_numbers_made_of_text_find_their_call() {
 }
 
 #[tokio::test]
-async fn results_are_told_apart() {
+async fn each_kind_of_result_is_recognized() {
     let of = |result: Value| {
         said(move |call| json_answer(200, &json!({"jsonrpc": "2.0", "id": call["id"], "result": result})))
     };
@@ -238,18 +238,14 @@ async fn results_are_told_apart() {
         (
             json!({"content": text}),
             Status::Failed,
-            "the MCP server `test` answered: something that is no result of a tool",
+            "the MCP server `test` answered: a result that is not a tool result",
         ),
-        (
-            json!({"content": 5}),
-            Status::Failed,
-            "the MCP server `test` answered: something that is no result of a tool",
-        ),
-        (json!({}), Status::Failed, "the MCP server `test` answered: something that is no result of a tool"),
+        (json!({"content": 5}), Status::Failed, "the MCP server `test` answered: a result that is not a tool result"),
+        (json!({}), Status::Failed, "the MCP server `test` answered: a result that is not a tool result"),
         (
             json!({"resultType": "input_required", "content": [], "requestState": "x"}),
             Status::Failed,
-            "the MCP server `test` answered: a question to the user, which nobody here can answer",
+            "the MCP server `test` answered: a question to the user, which wieldy cannot pass on",
         ),
     ];
     for (result, status, message) in cases {
@@ -258,7 +254,7 @@ async fn results_are_told_apart() {
 }
 
 #[tokio::test]
-async fn a_stream_is_resumed_as_often_as_it_takes_and_nothing_is_told_twice() {
+async fn a_stream_is_resumed_until_the_answer_without_repeats() {
     let server = ByHand::new(move |asked, headers: HeaderMap, message: Value| {
         let last = headers.get("last-event-id").map(|last| last.to_str().unwrap().to_owned());
         let part = |id: &str, message: Option<Value>| {
@@ -352,14 +348,14 @@ async fn a_call_that_is_stopped_or_dropped_is_cancelled_by_its_number() {
     until(|| cancelled() == [1_000_000_000]).await;
     let called = || server.seen.lock().unwrap().iter().filter(|(_, _, it)| it["method"] == "tools/call").count();
     tokio::select! {
-        result = stage.call("echo", "x") => panic!("nobody answers: {result:?}"),
+        result = stage.call("echo", "x") => panic!("there is no answer: {result:?}"),
         () = until(|| called() == 2) => {}
     }
     until(|| cancelled() == [1_000_000_000, 1_000_000_001]).await;
 }
 
 #[tokio::test]
-async fn calls_that_find_their_session_forgotten_at_once_begin_one_other() {
+async fn concurrent_calls_reopen_a_lost_session_once() {
     let begun = Arc::new(Mutex::new(0));
     let server = ByHand::new(move |asked, headers: HeaderMap, message: Value| {
         let session = headers.get("mcp-session-id").map(|session| session.to_str().unwrap().to_owned());
@@ -392,7 +388,7 @@ async fn calls_that_find_their_session_forgotten_at_once_begin_one_other() {
 
 /// A server that reuses its session id: after one session was forgotten, the next with that id is valid.
 #[tokio::test]
-async fn a_session_of_the_same_name_is_another() {
+async fn a_new_session_may_have_the_same_id() {
     let is_forgotten = Arc::new(AtomicBool::new(true));
     let server = ByHand::new(move |asked, _, message: Value| {
         let answer = match message["method"].as_str() {
@@ -417,7 +413,7 @@ async fn a_session_of_the_same_name_is_another() {
 
 /// An error that names the request's id is its response, even if it mentions sessions: the call is not repeated.
 #[tokio::test]
-async fn an_answer_that_speaks_of_sessions_is_an_answer() {
+async fn an_error_that_mentions_sessions_does_not_reopen_one() {
     let server = ByHand::new(move |asked, _, message: Value| {
         let answer = match message["method"].as_str() {
             _ if asked.starts_with("GET") => Some(StatusCode::METHOD_NOT_ALLOWED.into_response()),
@@ -443,7 +439,7 @@ async fn an_answer_that_speaks_of_sessions_is_an_answer() {
 }
 
 #[tokio::test]
-async fn a_session_that_cannot_be_begun_again_is_told_as_such() {
+async fn a_session_that_cannot_be_reopened_is_reported() {
     let begun = Arc::new(AtomicBool::new(false));
     let server = ByHand::new(move |asked, _, message: Value| {
         let answer = match message["method"].as_str() {
@@ -467,7 +463,10 @@ async fn a_session_that_cannot_be_begun_again_is_told_as_such() {
     let error = stage.error("echo").await;
     assert_eq!(
         (error.retryable, error.message.as_str()),
-        (true, "the MCP server `test` cannot be reached: it has forgotten the session and opens no other: full")
+        (
+            true,
+            "the MCP server `test` cannot be reached: it does not know the session any more and opens no new one: full"
+        )
     );
 }
 

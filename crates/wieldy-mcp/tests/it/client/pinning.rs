@@ -12,7 +12,7 @@ fn description(stage: &Stage) -> String {
 }
 
 #[tokio::test]
-async fn a_changed_tool_is_refused_until_somebody_agrees() {
+async fn a_changed_tool_is_refused_until_a_person_agrees() {
     let stage = Stage::of("changes").await;
     stage.call("act", "change echo").await;
     until(|| !stage.upstreams.status()[0].changed.is_empty()).await;
@@ -26,7 +26,7 @@ async fn a_changed_tool_is_refused_until_somebody_agrees() {
             "details": {"server": "test", "diff": DIFF},
         })
     );
-    assert_eq!(description(&stage), "Says it again", "models see what was agreed to");
+    assert_eq!(description(&stage), "Says it again", "models see the pinned definition");
     assert_eq!(stage.call("act", "x").await.status, Status::Success, "other tools work");
     let seen = stage.upstreams.status().remove(0);
     let agreed = stage.upstreams.agree(&seen).unwrap().unwrap();
@@ -38,7 +38,7 @@ async fn a_changed_tool_is_refused_until_somebody_agrees() {
 }
 
 #[tokio::test]
-async fn what_changes_while_somebody_looks_is_not_agreed_to() {
+async fn changes_after_the_review_are_not_pinned() {
     let stage = Stage::of("changes").await;
     let seen = stage.upstreams.status().remove(0);
     stage.call("act", "change echo").await;
@@ -46,13 +46,13 @@ async fn what_changes_while_somebody_looks_is_not_agreed_to() {
     let error = stage.upstreams.agree(&seen).unwrap().unwrap_err();
     assert_eq!(
         (error.code.as_str(), error.message.as_str()),
-        ("E3003", "the MCP server `test` changed its tools again while somebody looked at them")
+        ("E3003", "the MCP server `test` changed its tools again while they were shown")
     );
     assert_eq!(stage.error("echo").await.code.as_str(), "E3003");
 }
 
 #[tokio::test]
-async fn a_change_is_noticed_even_if_nothing_can_be_remembered() {
+async fn a_change_is_noticed_even_if_pins_cannot_be_stored() {
     let stage = Stage::of("changes").await;
     std::fs::write(stage.folder().path().join("pins.json"), "{").unwrap();
     stage.call("act", "change echo").await;
@@ -89,7 +89,7 @@ async fn a_change_while_wieldy_was_away_is_noticed_too() {
 }
 
 #[tokio::test]
-async fn a_tool_that_went_away_and_comes_back_otherwise_is_noticed() {
+async fn a_tool_that_returns_with_another_definition_is_noticed() {
     let folder = Stage::of("").await.folder();
     std::fs::write(folder.path().join("notes"), "remove act\n").unwrap();
     let without = Stage::in_folder(folder.clone(), "", |_| {});
@@ -97,7 +97,7 @@ async fn a_tool_that_went_away_and_comes_back_otherwise_is_noticed() {
     assert_eq!(without.tools(), ["test__echo"]);
     std::fs::write(folder.path().join("notes"), "").unwrap();
     let again = Stage::in_folder(folder, "", |_| {});
-    assert_eq!(again.tools(), ["test__echo"], "it was not there when the server was last asked");
+    assert_eq!(again.tools(), ["test__echo"], "it was not in the server's last list");
     again.call("echo", "x").await;
     assert_eq!(again.tools(), ["test__act", "test__echo"]);
     assert_eq!(again.call("act", "x").await.status, Status::Success);
@@ -134,7 +134,7 @@ async fn every_change_is_refused_and_an_event_of_its_own() {
     stage.call("act", "nothing more").await;
     stage.call("act", "add late").await;
     until(|| stage.tools().contains(&"test__late".to_owned())).await;
-    assert_eq!(changes(&stage).len(), 3, "the tools were told again, and nothing new of them");
+    assert_eq!(changes(&stage).len(), 3, "the tools were listed again without a change");
 }
 
 /// Changes that are accepted with a warning emit one event each, even if they make no difference here.

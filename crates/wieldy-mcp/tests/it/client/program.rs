@@ -1,7 +1,7 @@
 //! A server whose behaviour is configurable: this test binary, run again. It writes MCP by hand so that it can also
 //! break the protocol.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "that is how such a server speaks")]
-#![expect(clippy::zombie_processes, reason = "what it leaves behind is what is tried")]
+#![expect(clippy::zombie_processes, reason = "leftover processes are what is tested")]
 
 use std::io::{BufRead, Write};
 use std::time::Duration;

@@ -23,7 +23,7 @@ async fn a_call_that_crashes_its_server_is_made_once() {
 }
 
 #[tokio::test]
-async fn one_that_may_be_made_twice_is_made_again() {
+async fn an_idempotent_call_is_retried() {
     let idempotent = ToolRule { idempotent: Some(true), ..ToolRule::default() };
     let stage =
         Stage::that_retries("crash before", |settings| drop(settings.tools.rules.insert("echo".into(), idempotent)));
@@ -34,7 +34,7 @@ async fn one_that_may_be_made_twice_is_made_again() {
 }
 
 #[tokio::test]
-async fn one_that_never_arrived_is_made_again() {
+async fn a_call_that_never_arrived_is_retried() {
     let mut server = ByHand::new(async |_, _, _| None).await;
     let address = Reach::Http(Address::new(server.url()));
     let stage = Stage::that_retries("", |settings| settings.reach = address).await;
@@ -48,7 +48,7 @@ async fn one_that_never_arrived_is_made_again() {
 }
 
 #[tokio::test]
-async fn one_that_was_counted_as_too_many_is_made_again_and_one_that_broke_off_is_not() {
+async fn status_429_is_retried_and_a_broken_call_is_not() {
     let cases = [(429, 2, true), (503, 1, false), (502, 1, false), (301, 1, false), (302, 1, false), (303, 1, false)];
     for (status, made, is_success) in cases {
         let refused = Arc::new(AtomicUsize::new(0));

@@ -76,7 +76,7 @@ fn warnings(stage: &Stage) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_server_that_cannot_be_asked_for_a_while_is_asked_again_and_the_call_is_made_once() {
+async fn polling_a_task_survives_outages_without_a_second_call() {
     let server = server(|number| match number {
         1 | 4 => working(),
         2 => busy(),
@@ -94,14 +94,14 @@ async fn a_server_that_cannot_be_asked_for_a_while_is_asked_again_and_the_call_i
     let result = stage.world.executor.wait(id, &Caller::local()).await.unwrap();
     assert_eq!((result.status, result.text().as_str()), (Status::Success, "done"), "{:?}", result.error);
     assert_eq!((server.calls(), server.asked("tasks/cancel")), (1, 0));
-    let warning = "the server cannot be asked how its task stands, and is asked again: ";
+    let warning = "cannot get the state of the task from the server, trying again: ";
     assert_eq!(warnings(&stage), [format!("{warning}it is busy: HTTP 429 (Too Many Requests)")]);
     stage.world.check();
 }
 
 /// The server has forgotten its task, and refuses the poll with an error that would make a call safe to repeat.
 #[tokio::test]
-async fn a_call_whose_task_is_not_known_any_more_is_not_made_again() {
+async fn a_call_with_a_lost_task_is_not_repeated() {
     let error = json!({"error": {"code": -32602, "message": "no such task"}});
     let server = server(move |_| json_answer(200, &error)).await;
     let address = Reach::Http(Address::new(server.url()));
@@ -119,7 +119,7 @@ async fn a_call_whose_task_is_not_known_any_more_is_not_made_again() {
 }
 
 #[tokio::test]
-async fn a_task_that_is_over_is_what_the_call_returns() {
+async fn a_call_returns_the_result_of_its_task() {
     let server = server(|number| if number < 3 { working() } else { completed() }).await;
     let stage = Stage::at(server.url()).await;
     assert_eq!(stage.call("echo", "x").await.text(), "done");
@@ -152,7 +152,7 @@ async fn a_task_of_a_call_that_is_cancelled_dropped_or_out_of_time_is_cancelled(
 
 /// A poll is never answered: the end of the call does not wait for it.
 #[tokio::test]
-async fn a_call_ends_while_its_task_is_asked_for() {
+async fn a_call_can_end_while_its_task_is_polled() {
     let server = ByHand::new(async |_, _, message: Value| match message["method"].as_str() {
         Some("tools/call") => Some(of(task("task", "working", &json!({})), message["id"].clone()).await),
         Some("tasks/get") => std::future::pending().await,

@@ -59,9 +59,9 @@ async fn several_messages_in_one_line_are_answered_in_one_line() {
     let mut wire = Wire::new(&world.executor).initialized("2025-03-26", json!({})).await;
     let unknown = json!({"jsonrpc": "2.0", "method": "notifications/nobody-knows-it"});
     wire.send(&json!([ping(json!("b")), unknown, call(json!(1), "echo"), 17, call(json!(1), "echo")])).await;
-    let used = refused("the id is that of a request that has no answer yet");
+    let used = refused("a request with this id is still open");
     let answers = sorted(wire.next().await.unwrap());
-    assert_eq!(answers, [pong(json!("b")), echoed(json!(1)), refused("a message is an object"), used]);
+    assert_eq!(answers, [pong(json!("b")), echoed(json!(1)), refused("a message must be an object"), used]);
     // A single request gets a single response.
     assert_eq!(wire.ask("c", "ping", json!({})).await, pong(json!("c")));
     // Ids can be reused, and a batch of notifications gets no response.
@@ -73,7 +73,7 @@ async fn several_messages_in_one_line_are_answered_in_one_line() {
 }
 
 #[tokio::test]
-async fn what_was_let_go_of_is_not_waited_for() {
+async fn a_batch_does_not_wait_for_cancelled_requests() {
     let world = world();
     let mut wire = Wire::new(&world.executor).initialized("2025-03-26", json!({})).await;
     wire.send(&json!([ping(json!(1)), call(json!(2), "hangs")])).await;
@@ -89,7 +89,7 @@ async fn what_was_let_go_of_is_not_waited_for() {
 }
 
 #[tokio::test]
-async fn what_is_answered_cannot_be_let_go_of_and_the_rest_is_waited_for() {
+async fn a_batch_waits_for_all_requests_that_are_not_cancelled() {
     let world = world();
     let mut wire = Wire::new(&world.executor).initialized("2025-03-26", json!({})).await;
     wire.send(&json!([ping(json!(1)), call(json!(2), "hangs"), call(json!(3), "hangs")])).await;
@@ -110,10 +110,10 @@ async fn none_or_too_many_at_once_are_refused() {
     let options = ServerOptions { requests_max: 3, ..ServerOptions::default() };
     let mut wire = Wire::with(&world.executor, options).initialized("2025-03-26", json!({})).await;
     wire.send(&json!([])).await;
-    assert_eq!(wire.next().await.unwrap(), refused("several messages are at least one"));
+    assert_eq!(wire.next().await.unwrap(), refused("a batch must have at least one message"));
     let many: Vec<Value> = (0..4).map(|id| ping(json!(id))).collect();
     wire.send(&json!(many)).await;
-    assert_eq!(wire.next().await.unwrap(), refused("at most 3 messages are taken at once"));
+    assert_eq!(wire.next().await.unwrap(), refused("a batch can have at most 3 messages"));
     wire.send(&json!(many[..3])).await;
     assert_eq!(sorted(wire.next().await.unwrap()), [pong(json!(0)), pong(json!(1)), pong(json!(2))]);
     wire.close().await;
@@ -140,7 +140,7 @@ async fn several_messages_in_one_request_are_answered_with_json() {
 }
 
 #[tokio::test]
-async fn several_messages_are_answered_with_a_stream_where_one_of_them_has_more_to_tell() {
+async fn a_batch_is_answered_with_a_stream_if_a_request_sends_notifications() {
     let world = world();
     let door = Door::new(&world.executor).await;
     let session = door.session_in("2025-03-26", "ada", json!({})).await;

@@ -73,7 +73,7 @@ async fn answer_of(provider: Provider, failure: Option<Code>, revision: &str) ->
 }
 
 #[tokio::test]
-async fn a_model_gets_all_text_of_a_tool_of_ours_once_in_whichever_way_its_client_reads_answers() {
+async fn every_client_shows_all_text_of_our_tools_once() {
     for provider in [Provider::Builtin, Provider::Command, Provider::Local] {
         for (failure, text) in [
             (None, "one\ntwo"),
@@ -150,7 +150,7 @@ async fn large_answer_of(provider: Provider, failure: Option<Code>, has_schema: 
 }
 
 #[tokio::test]
-async fn an_answer_that_is_cut_says_first_how_large_the_whole_is_and_how_to_read_it() {
+async fn a_cut_answer_first_says_its_full_size_and_how_to_read_it() {
     let cut = "[20 of 40 bytes left out; the whole is artifact:[artifact]: read it with `GetArtifact`, by `offset` or `pattern`]\n\
                0123456789\n… 20 of 40 bytes left out; the whole is artifact:[artifact] …\n0123456789";
     let failed = format!("Error E3108 NONZERO_EXIT: it broke\nOutput so far:\n{cut}");
@@ -171,7 +171,7 @@ async fn an_answer_that_is_cut_says_first_how_large_the_whole_is_and_how_to_read
 }
 
 #[tokio::test]
-async fn a_client_that_was_told_a_schema_gets_no_success_without_structured_content() {
+async fn a_tool_with_an_output_schema_has_no_success_without_structured_content() {
     let (result, schema) = large_answer_of(Provider::Mcp("git".into()), None, true).await;
     assert_eq!(schema, json!({"type": "object"}));
     let first = "[The call succeeded. Its structured content is too large to be sent, and clients refuse a success without it, \
@@ -196,7 +196,7 @@ async fn a_client_that_was_told_a_schema_gets_no_success_without_structured_cont
 }
 
 #[tokio::test]
-async fn an_answer_without_any_text_is_told_in_one_block() {
+async fn an_answer_without_text_is_one_block() {
     #[derive(serde::Deserialize, schemars::JsonSchema)]
     struct Nothing {}
     let silent = tool(ToolSpec::new("silent", "says nothing"), async |_: Nothing, _run| Ok(Outcome::default()));
@@ -257,7 +257,7 @@ async fn a_tool_that_fails_is_a_result_and_a_tool_that_is_not_there_an_error() {
 }
 
 #[tokio::test]
-async fn progress_is_told_to_whoever_asked_for_it_and_only_grows() {
+async fn progress_is_sent_on_request_and_only_grows() {
     let world = World::new([Puppet::reading("tick", Act::Tick(2, Duration::from_millis(30)))]);
     let mut wire = Wire::new(&world.executor).initialized(REVISION, json!({})).await;
     let params = json!({"name": "tick", "arguments": {}, "_meta": {"progressToken": "p"}});
@@ -314,7 +314,7 @@ async fn a_client_that_leaves_ends_its_calls() {
 }
 
 #[tokio::test]
-async fn what_is_asked_before_the_end_is_answered() {
+async fn requests_before_the_end_of_input_are_answered() {
     let world = World::new([Puppet::reading("slow", Act::Take(Duration::from_millis(100)))]);
     let mut wire = Wire::new(&world.executor).initialized(REVISION, json!({})).await;
     wire.send(&json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "slow"}})).await;

@@ -61,13 +61,13 @@ async fn a_client_of_the_newest_revision_comes_back_with_the_answer_once() {
             "requestState": state,
         })
     );
-    assert_eq!(strings.runs(), 0, "nobody has agreed");
+    assert_eq!(strings.runs(), 0, "no person has agreed");
     let other = modern(&mut wire, 2, 2, brings(&state, "accept")).await;
     assert_eq!(other["error"]["code"], -32602, "the answer to another call: {other}");
     let broken = modern(&mut wire, 3, 1, brings(&format!("{state}x"), "accept")).await;
-    assert_eq!(broken["error"]["code"], -32602, "not what was sealed: {broken}");
+    assert_eq!(broken["error"]["code"], -32602, "a state that was not sealed: {broken}");
     let nothing = modern(&mut wire, 4, 1, json!({"requestState": state})).await;
-    assert_eq!(nothing["result"]["resultType"], "input_required", "the question still stands");
+    assert_eq!(nothing["result"]["resultType"], "input_required", "the question is still open");
     assert_eq!(strings.runs(), 0);
     let mut done = shown(modern(&mut wire, 5, 1, brings(&state, "accept")).await)["result"].take();
     assert_eq!(done.as_object_mut().unwrap().remove("resultType"), Some(json!("complete")));
@@ -86,7 +86,7 @@ async fn a_client_of_the_newest_revision_comes_back_with_the_answer_once() {
 }
 
 #[tokio::test]
-async fn an_answer_counts_for_the_caller_who_was_asked() {
+async fn only_the_asked_caller_can_answer() {
     let (world, strings) = world();
     let server = Server::new(world.executor.clone(), ServerOptions::default());
     let caller = |tenant: &str| Caller { tenant: Some(tenant.into()), ..Caller::local() };
@@ -103,7 +103,7 @@ async fn an_answer_counts_for_the_caller_who_was_asked() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_question_that_nobody_answers_is_over_after_a_while() {
+async fn an_unanswered_question_expires() {
     let (world, strings) = world();
     let mut wire = Wire::new(&world.executor);
     let state = modern(&mut wire, 1, 1, json!({})).await["result"]["requestState"].as_str().unwrap().to_owned();
@@ -137,7 +137,7 @@ async fn an_older_client_is_asked_while_the_call_waits() {
 }
 
 #[tokio::test]
-async fn without_a_way_to_ask_the_call_needs_one() {
+async fn a_call_that_needs_confirmation_fails_without_elicitation() {
     let (world, strings) = world();
     let mut wire = Wire::new(&world.executor).initialized("2025-06-18", json!({})).await;
     let answer = wire.call(1, "wipe", json!({"disk": 1})).await;
@@ -152,7 +152,7 @@ async fn without_a_way_to_ask_the_call_needs_one() {
 }
 
 #[tokio::test]
-async fn arguments_are_shown_whole_or_nobody_is_asked() {
+async fn a_question_shows_all_arguments_or_is_not_asked() {
     let spec = ToolSpec { title: Some(format!("Safe\n{}", "x".repeat(100))), ..ToolSpec::new("wipe", "").confirm() };
     let (tool, strings) = Puppet::new(spec, [Act::Say("wiped")]);
     let world = World::new([tool]);

@@ -31,24 +31,21 @@ fn error(id: Option<Value>, code: i32, message: &str) -> Value {
 }
 
 #[tokio::test]
-async fn what_is_no_message_is_refused_with_what_is_wrong() {
+async fn invalid_messages_are_refused_with_a_reason() {
     let world = world();
-    let bad_id = error(None, -32600, "an id is a text or a whole number");
+    let bad_id = error(None, -32600, "an id must be a text or a whole number");
     let deep = format!("{}1{}", "[".repeat(10_000), "]".repeat(10_000));
     let deep_arguments = format!(
         r#"{{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{{"name":"echo","arguments":{{"a":{deep}}}}}}}"#
     );
     for (line, told) in [
-        (
-            &b"[]"[..],
-            error(None, -32600, "a line is one message; several at once are part of revision 2025-03-26 only"),
-        ),
+        (&b"[]"[..], error(None, -32600, "a line must be one message; only revision 2025-03-26 allows batches")),
         (
             br#"[{"jsonrpc":"2.0","id":1,"method":"ping"}]"#,
-            error(None, -32600, "a line is one message; several at once are part of revision 2025-03-26 only"),
+            error(None, -32600, "a line must be one message; only revision 2025-03-26 allows batches"),
         ),
-        (b"17", error(None, -32600, "a message is an object")),
-        (br#"{"id":1,"method":"ping"}"#, error(None, -32600, "a message has `jsonrpc` with the value \"2.0\"")),
+        (b"17", error(None, -32600, "a message must be an object")),
+        (br#"{"id":1,"method":"ping"}"#, error(None, -32600, "a message must have `jsonrpc` with the value \"2.0\"")),
         (br#"{"jsonrpc":"2.0","id":null,"method":"ping"}"#, bad_id.clone()),
         (br#"{"jsonrpc":"2.0","id":1.5,"method":"ping"}"#, bad_id.clone()),
         (br#"{"jsonrpc":"2.0","id":99999999999999999999,"method":"ping"}"#, bad_id.clone()),
@@ -56,24 +53,24 @@ async fn what_is_no_message_is_refused_with_what_is_wrong() {
         (format!(r#"{{"jsonrpc":"2.0","id":"{}","method":"ping"}}"#, "x".repeat(2000)).as_bytes(), bad_id.clone()),
         (
             br#"{"jsonrpc":"2.0","id":1}"#,
-            error(Some(json!(1)), -32600, "a message has a `method`, or a `result` or an `error` with an `id`"),
+            error(Some(json!(1)), -32600, "a message must have a `method`, or a `result` or an `error` with an `id`"),
         ),
         (
             br#"{"jsonrpc":"2.0"}"#,
-            error(None, -32600, "a message has a `method`, or a `result` or an `error` with an `id`"),
+            error(None, -32600, "a message must have a `method`, or a `result` or an `error` with an `id`"),
         ),
-        (br#"{"jsonrpc":"2.0","id":1,"method":7}"#, error(Some(json!(1)), -32600, "a `method` is a text")),
+        (br#"{"jsonrpc":"2.0","id":1,"method":7}"#, error(Some(json!(1)), -32600, "a `method` must be a text")),
         (
             br#"{"jsonrpc":"2.0","id":1,"method":"tools/call"}"#,
-            error(Some(json!(1)), -32602, "`params` is an object with the tool's `name`"),
+            error(Some(json!(1)), -32602, "`params` must be an object with the tool's `name`"),
         ),
         (
             br#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":7}}"#,
-            error(Some(json!(1)), -32602, "`name` is the tool's name"),
+            error(Some(json!(1)), -32602, "`name` must be the tool's name"),
         ),
         (
             br#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"echo","arguments":[]}}"#,
-            error(Some(json!(1)), -32602, "`arguments` is an object"),
+            error(Some(json!(1)), -32602, "`arguments` must be an object"),
         ),
         (br#"{"jsonrpc":"2.0","id":1,"method":"no/such"}"#, error(Some(json!(1)), -32601, "no/such")),
         (
@@ -120,7 +117,7 @@ async fn a_line_without_end_is_skipped_as_it_comes() {
         wire.write(&piece).await;
     }
     wire.write(b"\n").await;
-    assert_eq!(wire.next().await, Some(error(None, -32600, "a message has at most 1000 bytes")));
+    assert_eq!(wire.next().await, Some(error(None, -32600, "a message can have at most 1000 bytes")));
     assert_eq!(wire.call(2, "echo", json!({})).await["result"]["isError"], false);
     wire.close().await;
 }
@@ -154,14 +151,14 @@ async fn a_call_that_is_too_long_is_refused_by_its_id_and_recorded() {
         let error = &told["result"]["_meta"]["wieldy/error"];
         assert_eq!(
             json!([error["code"], error["message"]]),
-            json!(["E3002", "a message has at most 1000 bytes"]),
+            json!(["E3002", "a message can have at most 1000 bytes"]),
             "{told}"
         );
     }
     let other = format!(r#"{{"jsonrpc":"2.0","id":3,"method":"tools/list","params":{{"cursor":"{large}"}}}}"#);
     wire.write(other.as_bytes()).await;
     wire.write(b"\n").await;
-    assert_eq!(wire.next().await, Some(error(Some(json!(3)), -32600, "a message has at most 1000 bytes")));
+    assert_eq!(wire.next().await, Some(error(Some(json!(3)), -32600, "a message can have at most 1000 bytes")));
     assert_eq!(wire.call(4, "echo", json!({})).await["result"]["isError"], false);
     wire.close().await;
     world.check();
@@ -180,14 +177,14 @@ async fn an_id_that_is_in_use_is_refused_and_the_first_request_goes_on() {
     let mut wire = Wire::new(&world.executor).initialized("2025-06-18", json!({})).await;
     wire.send(&json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "hangs"}})).await;
     let told = wire.ask(1, "tools/call", json!({"name": "echo"})).await;
-    let used = error(None, -32600, "the id is that of a request that has no answer yet");
+    let used = error(None, -32600, "a request with this id is still open");
     assert_eq!(told, used);
     // A refusal for another reason does not free the id either.
     let refused = wire.ask(1, "tools/call", json!([])).await;
-    assert_eq!(refused, error(Some(json!(1)), -32602, "`params` is an object with the tool's `name`"));
+    assert_eq!(refused, error(Some(json!(1)), -32602, "`params` must be an object with the tool's `name`"));
     assert_eq!(wire.ask(1, "ping", json!({})).await, used);
     assert_eq!(wire.call(2, "echo", json!({})).await["id"], 2);
-    assert_eq!(wire.call(2, "echo", json!({})).await["id"], 2, "an answered one may be used again");
+    assert_eq!(wire.call(2, "echo", json!({})).await["id"], 2, "an id may be used again after the answer");
     assert_eq!(world.executor.load().running, 1);
 }
 
@@ -200,11 +197,11 @@ async fn requests_without_answers_have_a_bound() {
         wire.send(&json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": {"name": "hangs"}})).await;
     }
     let told = wire.ask(4, "tools/call", json!({"name": "echo"})).await;
-    assert_eq!(told, error(Some(json!(4)), -32000, "too many requests have no answer yet"));
+    assert_eq!(told, error(Some(json!(4)), -32000, "too many requests are open"));
 }
 
 #[tokio::test]
-async fn half_a_line_and_the_end_is_an_error_and_the_end() {
+async fn half_a_line_at_the_end_is_an_error() {
     let world = world();
     let mut wire = Wire::new(&world.executor).initialized("2025-06-18", json!({})).await;
     wire.write(br#"{"jsonrpc":"2.0","id":1,"meth"#).await;
@@ -214,13 +211,13 @@ async fn half_a_line_and_the_end_is_an_error_and_the_end() {
 }
 
 #[tokio::test]
-async fn a_client_that_begins_with_nonsense_is_told_or_left() {
+async fn invalid_input_before_the_handshake_is_answered_with_errors() {
     let world = world();
     let mut wire = Wire::new(&world.executor);
     wire.write(b"hello\n").await;
     assert_eq!(wire.next().await.unwrap()["error"]["code"], -32700);
     let told = wire.ask(1, "tools/list", json!({})).await;
-    assert_eq!(told["error"]["code"], -32602, "a request before the beginning: {told}");
+    assert_eq!(told["error"]["code"], -32602, "a request before the handshake: {told}");
     assert_eq!(wire.ask(2, "ping", json!({})).await, json!({"jsonrpc": "2.0", "id": 2, "result": {}}));
     wire.close().await;
 }

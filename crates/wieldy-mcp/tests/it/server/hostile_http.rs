@@ -37,7 +37,7 @@ fn with_id(id: &str, meta: Option<&Value>) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn messages_that_are_none_are_refused() {
+async fn invalid_messages_over_http_are_refused() {
     let world = World::new([Puppet::reading("echo", Act::Echo)]);
     let door = Door::new(&world.executor).await;
     let session = door.session("ada").await;
@@ -74,7 +74,7 @@ async fn messages_that_are_none_are_refused() {
 
 /// Bodies that end too early.
 #[tokio::test]
-async fn half_a_body_is_no_call() {
+async fn half_a_body_starts_no_call() {
     let world = World::new([Puppet::reading("echo", Act::Echo)]);
     let door = Door::new(&world.executor).await;
     let body = with_id("1", Some(&meta(json!({}))));

@@ -69,7 +69,7 @@ async fn a_long_list_comes_in_pages_in_the_order_of_names() {
     }
     assert_eq!(all, ["alpha", "bravo", "charlie", "delta", "echo"]);
     let told = wire.ask(8, "tools/list", json!({"cursor": "made up"})).await;
-    assert_eq!(told["error"], json!({"code": -32602, "message": "the cursor is not one of this server's"}));
+    assert_eq!(told["error"], json!({"code": -32602, "message": "the cursor is not from this server"}));
     wire.close().await;
 }
 
@@ -109,7 +109,7 @@ async fn a_client_is_told_when_the_tools_change() {
 }
 
 #[tokio::test]
-async fn lists_wait_for_tools_that_are_awaited_and_nothing_else_does() {
+async fn only_lists_wait_until_the_tools_are_ready() {
     let world = World::new([Puppet::reading("one", Act::Echo)]);
     let ready = CancellationToken::new();
     let options = ServerOptions { patience: None, ready: Some(ready.clone()), ..ServerOptions::default() };
@@ -128,7 +128,7 @@ async fn lists_wait_for_tools_that_are_awaited_and_nothing_else_does() {
 }
 
 #[tokio::test]
-async fn a_client_of_the_newest_revision_is_told_where_it_listens() {
+async fn a_client_of_the_newest_revision_gets_changes_on_its_subscription() {
     let world = World::new([Puppet::reading("one", Act::Echo)]);
     let mut wire = Wire::new(&world.executor);
     let filter = json!({"toolsListChanged": true, "promptsListChanged": true});
@@ -147,7 +147,7 @@ async fn a_client_of_the_newest_revision_is_told_where_it_listens() {
 }
 
 #[tokio::test]
-async fn what_there_is_none_of_is_no_method() {
+async fn unsupported_features_answer_method_not_found() {
     let world = World::new([Puppet::reading("echo", Act::Echo)]);
     let mut wire = Wire::new(&world.executor).initialized("2025-11-25", json!({})).await;
     for (id, method) in ["prompts/list", "logging/setLevel", "completion/complete"].into_iter().enumerate() {

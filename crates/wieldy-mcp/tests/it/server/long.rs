@@ -66,12 +66,12 @@ async fn a_handle_has_the_output_so_far_and_fits_clients_that_check_answers() {
     let answer = wire.call(1, "prints", json!({})).await;
     let text = answer["result"]["content"][0]["text"].as_str().unwrap();
     assert!(text.ends_with("\nOutput so far:\nline one\nline two\n"), "{text}");
-    assert_eq!(answer["result"]["isError"], true, "it has no structured answer, which was promised");
+    assert_eq!(answer["result"]["isError"], true, "it has no structured answer, although it has an output schema");
     wire.close().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn results_are_asked_for_properly_and_by_whom_they_belong_to() {
+async fn only_the_caller_of_a_call_gets_its_result() {
     let world = World::new([slow(60)]);
     let server = Server::new(world.executor.clone(), ServerOptions::default());
     let caller = |tenant: &str| Caller { tenant: Some(tenant.into()), ..Caller::local() };
@@ -79,8 +79,7 @@ async fn results_are_asked_for_properly_and_by_whom_they_belong_to() {
     let mut bob = Wire::to(&server, caller("bob")).initialized(REVISION, json!({})).await;
     let id = id(&ada.ask(1, "tools/call", json!({"name": "slow"})).await);
     let text = |answer: Value| answer["result"]["content"][0]["text"].as_str().unwrap().to_owned();
-    let none = "Error E3303 INVALID_INPUT: there is no call [id] to wait for\nSuggestion: a result is kept for a while after \
-                its call; look into the history for what came of older ones";
+    let none = "Error E3303 INVALID_INPUT: there is no call [id] to wait for\nSuggestion: results are stored only for a while; the history shows how older calls ended";
     assert_eq!(text(bob.call(1, "result_wait", json!({"id": id})).await), none);
     assert_eq!(
         text(ada.call(2, "result_wait", json!({"id": "nonsense"})).await),
@@ -132,7 +131,7 @@ async fn a_client_that_knows_tasks_gets_one() {
     let told = wire.ask(4, "tasks/get", unknown).await;
     assert_eq!(told["error"], json!({"code": -32602, "message": "there is no such task"}));
     let told = wire.ask(5, "tasks/get", json!({"taskId": id, "_meta": meta(json!({}))})).await;
-    assert_eq!(told["error"]["code"], -32021, "whoever asks for tasks must say that it knows them: {told}");
+    assert_eq!(told["error"]["code"], -32021, "a client that asks for tasks must declare the capability: {told}");
     wire.close().await;
     world.check();
 }
@@ -158,7 +157,7 @@ async fn task_of(wire: &mut Wire, tool: &str) -> Value {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_task_has_failed_where_its_tool_did_not_answer() {
+async fn a_task_fails_if_its_tool_returned_no_result() {
     let error = |code: Code, message: &str| CallError::new(code, message);
     let world = World::new([
         failing("says", || Ok(Outcome::text("no").failed(CallError::new(Code::ToolReportedError, "it could not")))),
@@ -207,7 +206,7 @@ async fn a_confirmed_call_becomes_a_task() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_task_is_cancelled_by_whom_it_belongs_to() {
+async fn only_the_caller_of_a_task_can_cancel_it() {
     let world = World::new([Puppet::writing("waits", Act::PrintAndWait("so far"))]);
     let server = Server::new(world.executor.clone(), ServerOptions::default());
     let caller = |tenant: &str| Caller { tenant: Some(tenant.into()), ..Caller::local() };

@@ -23,7 +23,7 @@ fn world() -> World {
 /// Calls the tool and returns the URI of the artifact that the result names.
 async fn artifact(wire: &mut Wire, id: u32) -> String {
     let answer = wire.ask(id, "tools/call", json!({"name": "prints"})).await;
-    assert_eq!(answer["result"]["content"].as_array().unwrap().len(), 1, "clients stumble over links: {answer}");
+    assert_eq!(answer["result"]["content"].as_array().unwrap().len(), 1, "some clients fail on links: {answer}");
     answer["result"]["_meta"]["wieldy/artifact"].as_str().unwrap().to_owned()
 }
 
@@ -59,7 +59,7 @@ async fn the_whole_output_is_named_listed_and_read() {
 }
 
 #[tokio::test]
-async fn what_is_not_there_or_somebody_elses_cannot_be_read() {
+async fn missing_and_foreign_artifacts_cannot_be_read() {
     let world = world();
     let server = Server::new(world.executor.clone(), ServerOptions::default());
     let caller = |tenant: &str| Caller { tenant: Some(tenant.into()), ..Caller::local() };

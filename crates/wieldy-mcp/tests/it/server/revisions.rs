@@ -83,7 +83,7 @@ async fn a_client_of_the_newest_revision_needs_no_handshake() {
         }})
     );
     let told = wire.ask(2, "tools/call", json!({"name": "echo"})).await;
-    assert_eq!(told["error"]["code"], -32602, "each request says of which revision it is: {told}");
+    assert_eq!(told["error"]["code"], -32602, "each request names its revision: {told}");
     let unknown = json!({"_meta": {
         "io.modelcontextprotocol/protocolVersion": "2031-01-01",
         "io.modelcontextprotocol/clientCapabilities": {},

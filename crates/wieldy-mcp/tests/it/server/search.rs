@@ -105,7 +105,7 @@ async fn our_own_tools_say_what_is_wrong_with_their_arguments() {
     let mut wire = Wire::with(&world.executor, options(expose)).initialized(REVISION, json!({})).await;
     for (tool, arguments, told) in [
         ("tool_search", json!({}), "`query` must be a text"),
-        ("tool_search", json!({"query": "x", "limit": 0}), "`limit` must be a whole number from 1 on"),
+        ("tool_search", json!({"query": "x", "limit": 0}), "`limit` must be a whole number of at least 1"),
         ("tool_describe", json!({"name": 5}), "`name` must be the name of a tool"),
         ("tool_call", json!({}), "`name` must be the name of a tool"),
         ("tool_call", json!({"name": "x", "arguments": 5}), "`arguments` must be an object"),

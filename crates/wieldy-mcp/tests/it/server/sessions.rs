@@ -91,7 +91,7 @@ fn answer(text: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_call_with_nothing_to_tell_is_answered_with_json() {
+async fn a_call_without_notifications_is_answered_with_json() {
     let world = World::new([Puppet::reading("echo", Act::Echo)]);
     let door = Door::new(&world.executor).await;
     let session = door.session("ada").await;
@@ -106,7 +106,7 @@ async fn a_call_with_nothing_to_tell_is_answered_with_json() {
 }
 
 #[tokio::test]
-async fn what_came_before_the_answer_is_told_before_it() {
+async fn progress_is_sent_before_the_answer() {
     let world = World::new([Puppet::reading("tick", Act::Tick(1, Duration::from_millis(20)))]);
     let door = Door::new(&world.executor).await;
     let session = door.session("ada").await;
@@ -123,7 +123,7 @@ async fn what_came_before_the_answer_is_told_before_it() {
 }
 
 #[tokio::test]
-async fn whoever_loses_the_connection_comes_back_for_the_rest_and_the_answer() {
+async fn a_client_can_reconnect_for_the_rest_and_the_answer() {
     let world = World::new([Puppet::reading("tick", Act::Tick(4, Duration::from_millis(100)))]);
     let door = Door::new(&world.executor).await;
     let session = door.session("ada").await;
@@ -151,7 +151,7 @@ async fn whoever_loses_the_connection_comes_back_for_the_rest_and_the_answer() {
 }
 
 #[tokio::test]
-async fn a_client_that_can_come_back_is_greeted_with_where_to() {
+async fn a_resumable_stream_starts_with_an_event_id() {
     let world = World::new([Puppet::reading("tick", Act::Tick(1, Duration::from_millis(20)))]);
     let door = Door::new(&world.executor).await;
     let session = door.session("ada").await;
@@ -170,7 +170,7 @@ async fn a_client_that_can_come_back_is_greeted_with_where_to() {
 }
 
 #[tokio::test]
-async fn whoever_hangs_up_before_anything_was_said_has_not_cancelled() {
+async fn disconnecting_before_the_first_event_does_not_cancel() {
     let world = World::new([Puppet::writing("slow", Act::Take(Duration::from_secs(1)))]);
     let door = Door::new(&world.executor).await;
     let session = door.session("ada").await;
@@ -236,7 +236,7 @@ async fn a_question_is_put_on_the_stream_and_answered_by_a_message() {
         let mut events = Events::new(door.post("ada", &header, &call("wipe", None)).await);
         let (_, question) = events.next().await.unwrap();
         assert_eq!((&question["id"], &question["method"]), (&json!("wieldy-2"), &json!("elicitation/create")));
-        assert_eq!(strings.runs(), 0, "nobody has agreed");
+        assert_eq!(strings.runs(), 0, "no person has agreed");
         // Responses of another caller, or to another question, are ignored.
         let mut message = said.clone();
         message["jsonrpc"] = json!("2.0");
@@ -244,19 +244,23 @@ async fn a_question_is_put_on_the_stream_and_answered_by_a_message() {
         assert_eq!(door.post("ada", &header, &message).await.status(), StatusCode::ACCEPTED);
         message["id"] = json!("wieldy-2");
         assert_eq!(door.post("bob", &header, &message).await.status(), StatusCode::NOT_FOUND);
-        assert_eq!(strings.runs(), 0, "nobody has agreed");
+        assert_eq!(strings.runs(), 0, "no person has agreed");
         assert_eq!(door.post("ada", &header, &message).await.status(), StatusCode::ACCEPTED);
         let rest = events.rest().await;
         assert_eq!(rest.len(), 1, "{rest:?}");
         assert_eq!((&rest[0].1["id"], &rest[0].1["result"]["isError"]), (&json!(1), &json!(is_error)), "{rest:?}");
         assert_eq!(strings.runs(), usize::from(!is_error));
-        assert_eq!(door.post("ada", &header, &message).await.status(), StatusCode::ACCEPTED, "too late, and no harm");
+        assert_eq!(
+            door.post("ada", &header, &message).await.status(),
+            StatusCode::ACCEPTED,
+            "a late answer does no harm"
+        );
         world.check();
     }
 }
 
 #[tokio::test]
-async fn whoever_listens_is_told_when_the_tools_change() {
+async fn a_listening_client_is_notified_when_the_tools_change() {
     let world = World::new([Puppet::reading("one", Act::Echo)]);
     let door = Door::new(&world.executor).await;
     let session = door.session("ada").await;
@@ -276,12 +280,12 @@ async fn whoever_listens_is_told_when_the_tools_change() {
     assert_eq!(
         status(gone.header("last-event-id", "call-99-0")).await,
         StatusCode::NO_CONTENT,
-        "nobody knows it any more"
+        "the session is unknown now"
     );
 }
 
 #[tokio::test]
-async fn a_session_with_several_streams_is_told_on_one_of_them() {
+async fn a_session_with_several_streams_gets_each_notification_once() {
     let world = World::new([Puppet::reading("one", Act::Echo)]);
     let door = Door::new(&world.executor).await;
     let session = door.session("ada").await;
@@ -294,7 +298,7 @@ async fn a_session_with_several_streams_is_told_on_one_of_them() {
 }
 
 #[tokio::test]
-async fn what_is_no_introduction_begins_no_session() {
+async fn an_invalid_initialize_starts_no_session() {
     let world = World::new([]);
     let door = Door::new(&world.executor).await;
     let client = json!({"name": "raw", "version": "1"});
@@ -342,7 +346,7 @@ async fn ids_are_used_once_at_a_time_and_calls_are_counted() {
 }
 
 #[tokio::test]
-async fn a_session_is_of_those_who_may_do_the_same() {
+async fn a_session_belongs_to_one_caller_and_its_scopes() {
     let world = World::new([Puppet::reading("echo", Act::Echo)]);
     let door = Door::new(&world.executor).await;
     let session = door.session("ada").await;
@@ -352,7 +356,7 @@ async fn a_session_is_of_those_who_may_do_the_same() {
 }
 
 #[tokio::test]
-async fn whatever_is_odd_about_a_call_is_refused() {
+async fn malformed_calls_are_refused() {
     let world = World::new([Puppet::reading("echo", Act::Echo)]);
     let door = Door::new(&world.executor).await;
     let session = door.session("ada").await;
