@@ -211,7 +211,8 @@ fn limit(level: Level, enforcement: &Enforcement) -> Probed {
 
 /// Returns the limits that a level enforces, on one line.
 fn held(holds: &Holds) -> Probed {
-    let unheld: Vec<&str> = holds.limits.iter().filter(|it| it.by == Enforcer::Nobody).map(|it| it.limit).collect();
+    let unheld: Vec<&str> =
+        holds.limits.iter().filter(|it| it.by == Enforcer::Nobody).map(|it| it.limit.as_str()).collect();
     let (state, limits) = match unheld.as_slice() {
         [] => (ProbeState::Works, "every limit".to_owned()),
         unheld => (ProbeState::Fails, format!("every limit but {}", unheld.join(", "))),
