@@ -19,13 +19,17 @@ async fn told(behaviour: &str) -> (String, bool, String) {
 }
 
 #[tokio::test]
-async fn a_crash_is_told_with_its_reason_and_the_call_is_not_repeated() {
+async fn a_crash_is_reported_with_its_reason_and_the_call_is_not_repeated() {
     for behaviour in ["crash before", "crash mid"] {
-        let (code, _, message) = told(behaviour).await;
+        // Under these settings an idempotent call would be made three times.
+        let stage = Stage::that_retries(behaviour, |_| {}).await;
+        let error = stage.error("echo").await;
         assert_eq!(
-            (code.as_str(), message.as_str()),
-            ("E3201", "the MCP server `test` cannot be reached: it ended with code 9")
+            (error.code.as_str(), error.retryable, error.message.as_str()),
+            ("E3201", false, "the MCP server `test` cannot be reached: it ended with code 9")
         );
+        assert_eq!(stage.notes().iter().filter(|note| *note == "called echo").count(), 1, "{behaviour}");
+        stage.world.check();
     }
 }
 
