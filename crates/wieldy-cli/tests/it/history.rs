@@ -199,7 +199,7 @@ fn wrong_filters_are_wrong_usage_with_a_suggestion() {
             "a similar value exists: 'success'",
         ),
         (&["--since", "yesterday"], "`--since`: `yesterday` is not a time such as", "`wieldy history --help`"),
-        (&["--cursor", "x"], "`--cursor`: `x` is no cursor", "`wieldy history --help`"),
+        (&["--cursor", "x"], "`--cursor`: `x` is not a cursor", "`wieldy history --help`"),
         (&["--limit", "0"], "0 is not in 1..=10000", ""),
     ] {
         let text = told(&world, &[&["history"], arguments].concat());
