@@ -3,6 +3,7 @@
 //! [`Admission::admit`] is the only maker of a [`Slot`]. Dropping a slot gives it back, so a call cannot leak one,
 //! however it ends.
 //!
+//! The queue goes by priority and age: a priority counts as an earlier arrival, so no call waits for ever behind others.
 //! Tenants share fairly, however many agents each has. A free slot goes to the tenant with the fewest running calls.
 //! When the queue is full, the tenant with the most waiting calls gives up its last place to one with fewer.
 

@@ -30,7 +30,7 @@ pub(crate) struct Clocks {
     pub(crate) silence: Option<Duration>,
 }
 
-/// The clock that ran out.
+/// The clock that ran out, apart from the queue clock, which ends in `admit.rs`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Clock {
     Attempt,

@@ -122,7 +122,8 @@ pub struct Answer {
     pub by: Option<String>,
 }
 
-/// A strong hash of a tool's definition, its arguments, the program it starts and the terms it runs under.
+/// A strong hash of a tool's definition, its arguments, the options of the call, the isolation level and network that it
+/// gets, and the program that it starts.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Digest(blake3::Hash);
 
@@ -131,22 +132,22 @@ impl Digest {
         tool: &ToolSpec,
         input: &Input,
         options: &Options,
-        custody: (Level, &Network),
+        effective: (Level, &Network),
         program: Option<&Program>,
     ) -> Self {
         // Everything that affects what the call does. Decide for each new field of `Options` if it belongs here.
-        let terms = json!({
+        let asked = json!({
             "timeout": options.timeout.map(|timeout| timeout.as_micros().to_string()),
             "retries": options.retries,
             "limits": options.limits,
             "isolation": options.isolation,
             "network": options.network,
-            "custody": custody,
+            "custody": effective,
             "program": program.map(Program::facts),
         });
         let mut bytes = tool.hash().as_bytes().to_vec();
         canonical(input.value(), &mut bytes);
-        canonical(&terms, &mut bytes);
+        canonical(&asked, &mut bytes);
         Self(blake3::hash(&bytes))
     }
 }

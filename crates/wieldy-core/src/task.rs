@@ -1,4 +1,7 @@
 //! Tasks: calls in the background that clients poll, observe and cancel; and the orderly shutdown of all calls.
+//!
+//! Results of tasks are in memory. A journal with a history also stores them, and returns them at the next start
+//! (`resume.rs`).
 
 use std::collections::HashMap;
 use std::pin::Pin;

@@ -59,7 +59,7 @@
 //! | --- | --- |
 //! | `denials/files.rs`, `denials/network.rs` | files and hosts that a command was refused |
 //! | `cgroup/` | the tree of cgroups (v1, v2, hybrid): limits, usage, removal of those of dead executors |
-//! | [`proxy`] | the HTTP proxy to listed hosts, the only way out of a sandbox |
+//! | [`proxy`] | the HTTP proxy to listed hosts, the only way out of a sandbox with such a list (a sandbox without a network gets its empty network namespace in `supervise/fork_server.rs`) |
 //! | `sys.rs` | system calls that need `unsafe`; no other source file has it |
 #![deny(unsafe_code)]
 #![cfg_attr(not(feature = "oci"), allow(dead_code, reason = "some parts of the layers serve containers only"))]

@@ -1,6 +1,6 @@
 //! Recovery after executors that stopped without closing their journal. Their write-ahead logs are committed, in their
 //! name. Then their open calls are closed as *outcome unknown*, or handed to the next executor if their callers wanted
-//! a rerun.
+//! a rerun. Results of tasks and idempotency keys that clients may still ask for (table `answers`) are returned to it.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,5 @@
 //! The write-ahead log (WAL): a file of one executor beside a SQLite history, in which records are durable before they
-//! are committed to the database. One write and one sync of the disk make a group of them durable. In this crate, "log"
+//! are committed to the database (`NAME.instances/UUID`, which is also the executor's liveness lock). One write and one sync of the disk make a group of them durable. In this crate, "log"
 //! and "WAL" always mean this file; SQLite's own is called the `-wal` file.
 //!
 //! A group is a *frame*: a hash, a length, the records. It begins on a block of its own, so that no write touches

@@ -63,7 +63,7 @@ pub use wieldy_tools::{Workspace, WorkspaceError, file_tools};
 /// The journal is in memory. To keep a history on disk, open a [`Store`] and set `journal` to the result of
 /// [`Store::journal`].
 pub fn builder(workspace: &Path) -> Result<ExecutorBuilder, WorkspaceError> {
-    // A library does not read the environment; a program that needs more than the usual paths calls `builtin_tools`.
+    // A library does not read the environment; a program that needs more than the usual paths calls `builder_with`.
     let environment = BTreeMap::from([("PATH".to_owned(), "/usr/local/bin:/usr/bin:/bin".to_owned())]);
     builder_with(workspace, environment)
 }

@@ -1,4 +1,4 @@
-//! One upstream server: started once on demand, retried with backoff when it fails, its tools known even while it is
+//! One upstream server: started once on demand, restarted with backoff when it fails, its tools known even while it is
 //! down.
 
 use std::collections::{BTreeMap, BTreeSet};

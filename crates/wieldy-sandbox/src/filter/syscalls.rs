@@ -1,8 +1,9 @@
 //! Lists the system calls that sandboxed programs may and may not make. `seccomp.rs` makes the filter from these lists.
 //!
 //! Programs of every kind must run (shells, compilers, language runtimes, databases), so [`ALLOWED`] is what such
-//! programs use. Calls in no list fail with `ENOSYS`, as if they did not exist: programs were written for kernels
-//! without them, and cope. Calls in [`REFUSED`] fail with `EPERM`, each for a reason that people can read.
+//! programs use. Calls in [`REFUSED`] fail with `EPERM`, each for a reason that people can read. Calls that depend on
+//! their arguments (`openat`, `socket`, `clone`, …) are in `checked` of `seccomp.rs`. All other calls fail with
+//! `ENOSYS`, as if they did not exist: programs were written for kernels without them, and cope.
 
 #![expect(non_upper_case_globals, reason = "numbers are named as the C library's crate names them")]
 
