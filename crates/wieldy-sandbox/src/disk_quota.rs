@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_counted_as_bytes_are_and_one_too_many_is_told_in_the_end() {
+    fn files_are_counted_like_bytes_and_one_too_many_is_reported_at_the_end() {
         let disk_quota = DiskQuota::default();
         let files = |name| confinement(session(name), [Some(9), Some(60)], [None, Some(100)]);
         let one = files("one");
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nothing_is_limited_as_a_whole_nothing_is_kept() {
+    fn only_sessions_with_limits_for_all_calls_are_recorded() {
         let disk_quota = DiskQuota::default();
         let free = confinement(session("free"), [Some(60), Some(5)], [None; 2]);
         disk_quota.charge(&free, ran(50, 9, None));
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn of_too_many_those_are_forgotten_that_have_taken_least() {
+    fn above_the_maximum_the_sessions_with_the_least_use_are_forgotten() {
         let disk_quota = DiskQuota::default();
         for number in 0..=PLACES_MAX as u64 {
             let place = session(&number.to_string());

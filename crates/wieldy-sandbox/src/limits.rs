@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_read_is_the_more_of_what_was_seen_and_counted() {
+    fn read_bytes_are_the_larger_of_the_observed_and_the_counted_bytes() {
         let seen = Usage { read_bytes: 5, written_bytes: 20, ..Usage::default() };
         let of = |bytes_read| {
             let usage = usage(seen, &Used { bytes_read, bytes_written: Some(30), ..Used::default() });
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peak_that_the_kernel_does_not_know_is_the_most_that_was_seen() {
+    fn a_peak_unknown_to_the_kernel_is_the_largest_observed_value() {
         let seen = Usage { memory_peak_bytes: 50, processes_peak: 4, ..Usage::default() };
         let of = |memory, processes| {
             let usage = usage(seen, &Used { memory_peak_bytes: memory, processes_peak: processes, ..Used::default() });

@@ -432,7 +432,7 @@ fn of_another_shape(id: &SandboxId) -> SandboxError {
 
 fn no_longer_intact(id: &SandboxId) -> SandboxError {
     let reason = format!(
-        "what the sandbox `{}` hides or protects was replaced on the machine; destroy it and make a new one",
+        "a file that the sandbox `{}` hides or protects was replaced on the machine; destroy the sandbox and make a new one",
         id.0
     );
     SandboxError::Creation { reason }
@@ -547,7 +547,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_the_next_call_builds_after_a_failure_is_in_the_pool() {
+    async fn a_sandbox_built_by_the_next_call_after_a_failure_is_in_the_pool() {
         let (entries, steps) = (Entries::<u32, &str>::default(), tokio::sync::Notify::new());
         let fails = async {
             let build = async {

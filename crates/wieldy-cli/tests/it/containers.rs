@@ -133,6 +133,6 @@ fn doctor_and_the_call_report_a_damaged_or_foreign_layout() {
     fs::OpenOptions::new().append(true).open(&layer).unwrap().write_all(b"more").unwrap();
     let digest = layer.file_name().unwrap().to_str().unwrap();
     let told = world.json(&["doctor", "--json"]);
-    let wanted = problem(&format!("the blob `sha256:{digest}` is damaged: it is not what its digest says"));
+    let wanted = problem(&format!("the blob `sha256:{digest}` is damaged: it does not match its digest"));
     assert_eq!(runc(&told)["told"], wanted);
 }

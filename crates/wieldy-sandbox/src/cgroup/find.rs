@@ -109,8 +109,10 @@ impl Search {
         let mut refuse =
             |reason: &Reason| wanted.iter().for_each(|it| self.reasons[*it as usize] = Some(reason.clone()));
         let Some(own_folder) = &mount.folder else {
-            let problem =
-                format!("the group of this process lies outside of what is mounted at `{}`", mount.point.display());
+            let problem = format!(
+                "the group of this process is outside of the tree that is mounted at `{}`",
+                mount.point.display()
+            );
             return refuse(&Reason { problem, hint: "mount the control groups anew in this namespace".into() });
         };
         let (base, obstacle) = match mount.version {

@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peak_that_cannot_be_forgotten_lies_between_what_was_seen_and_what_was_before() {
+    fn a_peak_that_cannot_be_reset_lies_between_the_observed_value_and_the_old_peak() {
         let mark = |reset, peak, now| Mark { reset, peak, now };
         let exactly = |value| Some(Peak { least: value, most: Some(value) });
         assert_eq!(mark(true, None, None).since(Some(7), || None), exactly(7));
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_have_seen_counts_where_the_peak_is_not_known() {
+    fn an_inexact_peak_takes_the_observed_value_within_its_bounds() {
         let of = |least, most| Peak { least, most };
         let with_seen = [of(2, Some(5)), of(2, Some(3)), of(2, None), of(9, Some(9))].map(|peak| peak.with_seen(4));
         assert_eq!(with_seen, [4, 3, 4, 9]);

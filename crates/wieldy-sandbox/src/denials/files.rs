@@ -199,7 +199,7 @@ impl Place<'_> {
 fn reason(access_to: &PathAccess) -> Option<&'static str> {
     Some(match access_to {
         PathAccess::Open => return None,
-        PathAccess::Held => "what is hidden or protected is in it, so it can be neither moved nor removed",
+        PathAccess::Held => "it contains a hidden or protected path, so it can be neither moved nor removed",
         PathAccess::ReadOnly { why: ReadOnly::System, .. } => {
             "it is read-only in a sandbox, as all of the system is; write to the workspace or to `/tmp`"
         }

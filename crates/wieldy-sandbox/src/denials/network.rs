@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_programs_say_of_names_that_they_cannot_reach_is_understood() {
+    fn error_messages_about_unreachable_hosts_are_parsed() {
         for line in [
             "curl: (6) Could not resolve host: a.example",
             "wget: unable to resolve host address ‘a.example’",

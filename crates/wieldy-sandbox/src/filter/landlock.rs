@@ -198,8 +198,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_granted_works_and_nothing_else() {
-        if lacks(1) || !in_own_process("filter::landlock::tests::what_is_granted_works_and_nothing_else") {
+    fn only_granted_paths_are_accessible() {
+        if lacks(1) || !in_own_process("filter::landlock::tests::only_granted_paths_are_accessible") {
             return;
         }
         let world = tempfile::tempdir().unwrap();
@@ -294,8 +294,8 @@ mod tests {
     }
 
     #[test]
-    fn what_a_ruleset_costs_is_said() {
-        if lacks(1) || !in_own_process("filter::landlock::tests::what_a_ruleset_costs_is_said") {
+    fn the_cost_of_a_ruleset_is_printed() {
+        if lacks(1) || !in_own_process("filter::landlock::tests::the_cost_of_a_ruleset_is_printed") {
             return;
         }
         let paths = ["/usr", "/etc", "/opt", "/tmp", "/run", "/dev", "/proc", "/var/tmp"].map(Path::new);

@@ -92,7 +92,7 @@ const REFUSED_IN_PART: &[(&str, &str)] = &[
     ),
     (
         "prlimit64 of another process",
-        "it takes from other processes, the sandbox's own among them, what they need to work",
+        "it can take resources from other processes, also from those of the sandbox itself",
     ),
 ];
 

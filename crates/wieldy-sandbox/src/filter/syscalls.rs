@@ -102,7 +102,7 @@ pub(crate) const REFUSED: &[(&str, &[Call])] = &[
         SYS_ptrace SYS_process_vm_readv SYS_process_vm_writev SYS_process_madvise SYS_process_mrelease
         SYS_kcmp SYS_pidfd_getfd SYS_move_pages SYS_migrate_pages
     ]),
-    ("it changes what the file tree is made of", calls![
+    ("it changes or lists mounts, or changes the root folder", calls![
         SYS_mount SYS_umount2 SYS_pivot_root SYS_chroot SYS_open_tree SYS_open_tree_attr SYS_move_mount
         SYS_fsopen SYS_fsconfig SYS_fsmount SYS_fspick SYS_mount_setattr SYS_statmount SYS_listmount
     ]),
@@ -122,7 +122,7 @@ pub(crate) const REFUSED: &[(&str, &[Call])] = &[
     ("it hides memory from the kernel, or places it on the machine's nodes", calls![
         SYS_memfd_secret SYS_mbind SYS_set_mempolicy SYS_set_mempolicy_home_node
     ]),
-    ("it changes the machine for everybody", calls![
+    ("it changes settings of the whole machine, or reads its kernel log", calls![
         SYS_reboot SYS_swapon SYS_swapoff SYS_acct SYS_quotactl SYS_quotactl_fd SYS_settimeofday
         SYS_clock_settime SYS_adjtimex SYS_clock_adjtime SYS_sethostname SYS_setdomainname SYS_syslog
         SYS_vhangup SYS_nfsservctl

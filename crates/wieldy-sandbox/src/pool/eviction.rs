@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn of_too_many_those_go_that_were_not_used_for_longest() {
+    async fn above_the_maximum_the_least_recently_used_sandboxes_go() {
         let (entries, begin) = (Entries::<(&str, u64), u64>::default(), Instant::now());
         for key in [("a", 1), ("a", 2), ("a", 3), ("b", 4), ("b", 0), ("c", 5), ("c", 9)] {
             kept_or_built(&entries, key, async { Ok(Arc::new(key.1)) }, |built| built).await.unwrap();

@@ -76,7 +76,7 @@ impl<B: Backend> Pool<B> {
     pub(super) async fn give_up(&self, live: &Arc<B::Live>) {
         if let Some(path) = live.replaced() {
             let reason = format!(
-                "`{}` was replaced on the machine, which it hides or protects, so what ran in it was ended; call again for a new one",
+                "`{}` was replaced on the machine, and the sandbox hides or protects it, so its commands were ended; call again for a new one",
                 path.display()
             );
             let _ = live.record().ended_because.set(reason);

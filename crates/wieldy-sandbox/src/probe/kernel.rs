@@ -53,7 +53,7 @@ fn namespace(name: &str, tried: io::Result<()>, read: &dyn Fn(&str) -> Option<St
     }
     let hint = match error.raw_os_error() {
         Some(libc::EINVAL) => "use a kernel that was built with them",
-        Some(libc::ENOSPC | libc::EUSERS) => "raise the limits `user.max_*_namespaces`, or end what uses them",
+        Some(libc::ENOSPC | libc::EUSERS) => "raise the limits `user.max_*_namespaces`, or end processes that use them",
         // Containers forbid it by their own filter.
         _ => "outside of a container, or in one that may make namespaces (such as `--security-opt seccomp=unconfined`)",
     };
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_older_landlock_lacks_is_told() {
+    fn missing_features_of_an_older_landlock_are_reported() {
         assert_eq!(landlock_of(6), "version 6");
         let signals =
             "; before 6 (Linux 6.12) signals and sockets without a path are kept within a sandbox, not within a call";
@@ -152,11 +152,11 @@ mod tests {
     }
 
     #[test]
-    fn what_no_setting_forbids_is_told_by_its_error() {
+    fn without_a_setting_that_forbids_it_the_hint_follows_from_the_error() {
         let read = |_: &str| Some("1000".to_owned());
         let hint = |errno| namespace("x", failing(errno), &read).hint.unwrap();
         assert_eq!(hint(libc::EINVAL), "use a kernel that was built with them");
-        assert_eq!(hint(libc::ENOSPC), "raise the limits `user.max_*_namespaces`, or end what uses them");
+        assert_eq!(hint(libc::ENOSPC), "raise the limits `user.max_*_namespaces`, or end processes that use them");
         assert!(hint(libc::EPERM).starts_with("outside of a container"));
         assert_eq!(namespace("x", Ok(()), &read), Probed::works("x", "can be made"));
     }

@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_level_that_fails_is_told_with_the_first_part_that_does() {
+    async fn a_failing_level_is_reported_with_its_first_failing_feature() {
         let mut options = ProbeOptions::new(Path::new("/no/such/workspace"));
         options.native.home = None;
         let native = Native::new(options.native.clone());

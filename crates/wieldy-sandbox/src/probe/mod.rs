@@ -208,7 +208,7 @@ mod tests {
     use crate::cgroup::{Controller, Place, Reason};
 
     #[test]
-    fn a_controller_is_told_with_its_place_or_with_what_to_do() {
+    fn a_controller_is_reported_with_its_cgroup_or_with_a_hint() {
         let place = Place { version: Version::V1, folder: "/c/cpu".into() };
         let cpu = Finding { controller: Controller::Cpu, usable: Ok(place) };
         assert_eq!(controller(&cpu), Probed::works("cpu", "v1, below `/c/cpu`"));

@@ -224,7 +224,7 @@ fn split_url(url: &str) -> Result<(Authority, String), Rejected> {
     let (authority, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
     let authority = Authority::parse(authority, Some(80)).map_err(Rejected::Refused)?;
     if !path.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'#') {
-        return Err("the path holds what must be percent-encoded".into());
+        return Err("the path holds characters that must be percent-encoded".into());
     }
     let slash = if path.starts_with('/') { "" } else { "/" };
     Ok((authority, format!("{slash}{path}")))

@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_mapped_of_a_file_that_was_found_is_known_by_its_number() {
+    fn mappings_of_a_known_file_are_matched_by_its_inode() {
         let mappings = "7f00-7f01 rw-s 00000000 00:01 12   /memfd:a b (deleted)\nSize: 90 kB\nPss:    40 kB\nPss_Dirty: 9 kB\nAnonymous: 0 kB\n\
                         7f01-7f02 rw-p 00000000 00:01 12   /memfd:a b (deleted)\nPss: 30 kB\nAnonymous: 10 kB\n\
                         7f02-7f03 rw-s 00000000 00:01 13   /memfd:closed (deleted)\nPss: 100 kB\n\

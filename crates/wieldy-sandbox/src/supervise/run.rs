@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_run_goes_on_where_its_caller_is_and_a_panic_in_it_is_told() {
+    async fn a_run_stays_in_its_callers_task_and_its_panic_is_reported() {
         let here = tokio::spawn(async {
             let caller = tokio::task::id();
             let run = run_to_end(CancellationToken::new(), |_| async move {
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_run_that_is_dropped_is_told_to_stop_and_seen_to_its_end() {
+    async fn a_dropped_run_is_stopped_and_completes_in_the_background() {
         let (go_on, ended) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
         let stop = CancellationToken::new();
         let mut run = Box::pin(run_to_end(stop.clone(), {

@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_replaced_is_noticed_also_where_only_folders_are_asked() {
+    fn replaced_files_are_detected_also_if_only_folders_are_checked() {
         let world = tempfile::tempdir().unwrap();
         let root = world.path();
         for folder in ["a/b", "c"] {

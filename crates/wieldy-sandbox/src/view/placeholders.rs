@@ -105,7 +105,10 @@ fn lock(path: &Path, missing: Option<&Placeholder>) -> io::Result<(Option<File>,
         }
         match open(path) {
             Ok(file) if missing.is_some() && !is_ours && marked(&file) == Marked::No => {
-                return Err(io::Error::new(io::ErrorKind::AlreadyExists, "somebody has put something there meanwhile"));
+                return Err(io::Error::new(
+                    io::ErrorKind::AlreadyExists,
+                    "another program has made a file there meanwhile",
+                ));
             }
             Ok(file) if flock(&file, FlockOperation::NonBlockingLockShared) && is_at(&file, path) => {
                 let made = missing.filter(|_| is_ours || marked(&file) == Marked::Yes);
@@ -119,7 +122,7 @@ fn lock(path: &Path, missing: Option<&Placeholder>) -> io::Result<(Option<File>,
         }
     }
     match missing {
-        Some(_) => Err(io::Error::other("somebody else keeps a lock on it; end whoever has it open")),
+        Some(_) => Err(io::Error::other("another process keeps a lock on it; end the process that has it open")),
         None => Ok((None, None)),
     }
 }

@@ -282,9 +282,7 @@ pub(crate) enum PlanError {
     )]
     Closed(PathBuf),
     /// A protected path that is not in the workspace.
-    #[error(
-        "`{0}` cannot be protected: it is not in the workspace; what is mounted is protected by mounting it read-only"
-    )]
+    #[error("`{0}` cannot be protected: it is not in the workspace; to protect a mounted path, mount it read-only")]
     NotInWorkspace(PathBuf),
 }
 

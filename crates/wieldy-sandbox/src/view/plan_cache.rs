@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_known_plan_is_what_would_be_planned_now_whatever_changed() {
+    fn a_cached_plan_equals_a_new_one_after_any_change() {
         let world = World::new();
         let before = world.settle();
         assert_eq!(world.settle(), before, "nothing changed");
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_put_into_a_held_place_is_noticed_though_its_folder_did_not_change() {
+    fn a_file_in_a_placeholder_changes_the_plan_though_the_parent_is_unchanged() {
         let world = World::new();
         let before = world.settle();
         world.hold(&before);
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_does_not_hold_once_what_was_missing_is_held() {
+    fn a_plan_is_outdated_once_a_missing_path_has_a_placeholder() {
         let world = World::new();
         let place = PlannedPlaceholder { path: world.at("workspace/deep/place"), held: Held::Folder };
         let asked = Asked::of(&world.confinement(1)).unwrap();
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_that_was_recalled_is_remembered_only_where_it_holds() {
+    fn a_cached_plan_stays_cached_only_while_it_is_right() {
         let world = World::new();
         let confinement = world.confinement(1);
         let cached_or_new = || world.plan_cache.cached_or_new(&confinement, &world.options).unwrap();
@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn where_a_link_leads_is_not_told_by_the_folder_that_it_is_in() {
+    fn a_changed_link_chain_outdates_a_plan_though_the_links_folder_is_unchanged() {
         let world = World::new();
         let (elsewhere, link) = (world.at("home/.real/way"), world.at("home/link"));
         symlink("../.other", &elsewhere).unwrap();
@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_otherwise_is_another_plan_and_there_are_not_many() {
+    fn other_requests_have_other_plans_and_the_cache_is_bounded() {
         let world = World::new();
         let plan = |bytes| world.plan_cache.plan(&world.confinement(bytes), &world.options).unwrap();
         let all: Vec<Plan> = (1..20).map(plan).collect();

@@ -124,7 +124,7 @@ fn attacks_on_the_machine_fail() {
 }
 
 #[test]
-fn what_a_command_is_refused_is_seen() {
+fn denials_are_reported() {
     passes(&["denials::native::"], 3);
 }
 

@@ -430,7 +430,7 @@ fn a_child_may_be_given_more_processor_time_than_its_parent_and_has_the_parents(
 }
 
 #[test]
-fn what_is_measured_is_what_was_used_and_begins_anew_each_time() {
+fn a_meter_reports_what_was_used_since_it_began() {
     let Some(hierarchy) = tree() else { return };
     let group = hierarchy.group(&unique()).unwrap();
     let mut load = Load::start_in(&group);
@@ -472,7 +472,7 @@ fn what_is_measured_is_what_was_used_and_begins_anew_each_time() {
 }
 
 #[test]
-fn what_goes_on_from_the_last_reading_is_as_what_begins() {
+fn a_continued_meter_reads_like_a_fresh_one() {
     let Some(hierarchy) = tree() else { return };
     let group = hierarchy.group(&unique()).unwrap();
     let load = Load::start_in(&group);

@@ -14,7 +14,7 @@ const SYSTEM: &str = "it is read-only in a sandbox, as all of the system is; wri
 const MOUNTED: &str = "it is mounted read-only; `sandbox.mounts` is where an operator makes it writable";
 const PROTECTED: &str =
     "it is protected, since programs outside obey it; it can be changed only outside of the sandbox";
-const HELD: &str = "what is hidden or protected is in it, so it can be neither moved nor removed";
+const HELD: &str = "it contains a hidden or protected path, so it can be neither moved nor removed";
 const HIDDEN: &str =
     "it is hidden, as secrets and the executor's own files are; `sandbox.shown` is where an operator shows a secret";
 const OUTSIDE: &str = "it is not in the sandbox; `sandbox.mounts` is where an operator brings it in";
@@ -41,8 +41,8 @@ async fn in_containers(level: Level, test: impl AsyncFnOnce(Arena)) {
 }
 
 levels! {
-    what_the_plan_refuses_is_reported_with_its_rule
-    what_a_command_fails_at_by_itself_is_no_breach
+    denials_by_the_plan_are_reported_with_their_rule
+    ordinary_failures_of_a_command_are_no_breaches
     on_a_terminal_it_is_seen_as_well
     whom_a_command_without_a_network_cannot_reach_is_reported
 }
@@ -69,7 +69,7 @@ fn breach(path: &str, reason: &str) -> Breach {
     Breach::Filesystem { path: path.into(), reason: reason.into() }
 }
 
-async fn what_the_plan_refuses_is_reported_with_its_rule(arena: Arena) {
+async fn denials_by_the_plan_are_reported_with_their_rule(arena: Arena) {
     let arena = furnished(arena);
     let session = arena.confinement(Arena::session("one"));
     for (script, path, reason) in [
@@ -105,7 +105,7 @@ async fn what_the_plan_refuses_is_reported_with_its_rule(arena: Arena) {
     assert_eq!(ran.exit.breaches, ["c", "d", "e", "f"].map(|name| breach(&format!("/etc/{name}"), SYSTEM)));
 }
 
-async fn what_a_command_fails_at_by_itself_is_no_breach(arena: Arena) {
+async fn ordinary_failures_of_a_command_are_no_breaches(arena: Arena) {
     let arena = furnished(arena);
     let session = arena.confinement(Arena::session("one"));
     for script in [

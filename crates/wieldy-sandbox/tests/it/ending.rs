@@ -12,8 +12,8 @@ conformance! {
         a_command_that_ignores_being_told_is_killed_after_its_grace_time
         a_command_that_stopped_itself_is_ended
         processes_that_forked_twice_and_opened_sessions_are_ended_with_the_command
-        everybody_has_the_grace_time_and_not_just_the_first_process
-        what_a_command_leaves_behind_when_it_ends_by_itself_is_killed
+        all_processes_have_the_grace_time_and_not_just_the_first
+        processes_left_by_a_command_that_ends_by_itself_are_killed
         a_background_process_that_keeps_the_pipe_open_does_not_hold_up_the_end
         everything_printed_before_the_end_arrives
         fifty_children_are_ended
@@ -73,7 +73,7 @@ async fn processes_that_forked_twice_and_opened_sessions_are_ended_with_the_comm
     stopped(World::bash(script)).await;
 }
 
-async fn everybody_has_the_grace_time_and_not_just_the_first_process() {
+async fn all_processes_have_the_grace_time_and_not_just_the_first() {
     let script = "(trap 'sleep 0.1; echo saved; exit' TERM; echo ready; while :; do sleep 0.01; done) & wait";
     let world = World::bash(script).grace(PATIENCE);
     let printed = world.printed.clone();
@@ -81,7 +81,7 @@ async fn everybody_has_the_grace_time_and_not_just_the_first_process() {
     assert_eq!(printed.stdout(), "ready\nsaved\n");
 }
 
-async fn what_a_command_leaves_behind_when_it_ends_by_itself_is_killed() {
+async fn processes_left_by_a_command_that_ends_by_itself_are_killed() {
     let world = World::bash("setsid sleep 1000 & (trap '' TERM; sleep 1000) & (sleep 1000 &) ; echo bye");
     let begun = Instant::now();
     assert_eq!(world.output().await, "bye\n");

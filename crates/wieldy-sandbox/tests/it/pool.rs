@@ -135,7 +135,8 @@ async fn a_replaced_secret_is_not_seen_by_what_runs(level: Level) {
             assert_eq!(printed, "ready\n", "{ran:?}");
             let Err(SandboxError::Crashed { reason }) = ran else { panic!("{ran:?}") };
             let path = secret.canonicalize().unwrap();
-            let expected = "was replaced on the machine, which it hides or protects, so what ran in it was ended";
+            let expected =
+                "was replaced on the machine, and the sandbox hides or protects it, so its commands were ended";
             assert_eq!(reason, format!("`{}` {expected}; call again for a new one", path.display()));
         }
         assert_eq!(pooled.beside(&world, "cat .env 2>/dev/null; echo again").output().await, "again\n");

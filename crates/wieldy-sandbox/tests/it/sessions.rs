@@ -40,7 +40,7 @@ async fn said(native: &Native, place: Place, like: &World, text: &str) -> String
 }
 
 #[tokio::test]
-async fn calls_of_a_session_share_their_private_folders_and_nobody_else_sees_them() {
+async fn private_folders_are_shared_only_by_the_calls_of_a_session() {
     let (native, home) = (native(), World::bash(":"));
     said(&native, session("a"), &home, "echo kept > /tmp/note; echo home > ~/note").await;
     assert_eq!(said(&native, session("a"), &home, "cat /tmp/note ~/note").await, "kept\nhome\n");
@@ -102,7 +102,7 @@ async fn a_sandbox_is_made_used_listed_and_destroyed() {
 }
 
 #[tokio::test]
-async fn what_runs_in_a_sandbox_ends_with_it() {
+async fn running_commands_end_with_their_sandbox() {
     let native = native();
     let (world, running) = script(&native, session("a"), "echo ready; sleep 1000").start();
     world.printed.contains("ready").await;
@@ -159,7 +159,7 @@ async fn of_too_many_idle_sandboxes_the_least_recently_used_go_and_busy_ones_sta
 }
 
 #[tokio::test]
-async fn what_waits_ahead_goes_when_nothing_is_called_for_long() {
+async fn warm_inits_go_when_no_call_comes_for_long() {
     let options = NativeOptions { warm_sandboxes: 0, idle_max: Duration::from_secs(2), ..NativeOptions::default() };
     let (native, home) = (Native::new(options), World::bash(":"));
     for _ in 0..2 {
@@ -170,7 +170,7 @@ async fn what_waits_ahead_goes_when_nothing_is_called_for_long() {
 }
 
 #[tokio::test]
-async fn a_sandbox_that_somebody_killed_is_replaced() {
+async fn a_killed_sandbox_is_replaced() {
     let (native, home) = (native(), World::bash(":"));
     // The init of the sandbox is the parent of the supervisor, which is the parent of the command.
     let (world, running) = script(&native, session("a"), "echo ready; sleep 1000").start();
@@ -250,7 +250,7 @@ async fn only_some_supervisors_wait_for_later_commands() {
 }
 
 #[tokio::test]
-async fn what_a_child_reads_that_nobody_waits_for_is_measured() {
+async fn bytes_read_by_a_child_without_a_wait_are_measured() {
     let native = native();
     let read = |first: &str| {
         format!(

@@ -15,7 +15,7 @@ conformance! {
         stdout_and_stderr_are_told_apart
         a_command_without_input_reads_the_end_of_file_at_once
         a_command_reads_the_bytes_it_is_given_and_then_the_end_of_file
-        input_that_nobody_reads_is_no_error
+        unread_input_is_no_error
         a_command_starts_in_its_folder
         a_command_has_no_terminal_no_foreign_files_and_no_way_to_privileges
         exit_codes_and_signals_are_reported
@@ -74,7 +74,7 @@ async fn a_command_reads_the_bytes_it_is_given_and_then_the_end_of_file() {
     assert_eq!(World::new("wc", &["-c"]).stdin("").output().await, "0\n");
 }
 
-async fn input_that_nobody_reads_is_no_error() {
+async fn unread_input_is_no_error() {
     let world = World::bash("exec <&-; echo no thanks").stdin(vec![7; 3_000_000]);
     assert_eq!(world.output().await, "no thanks\n");
 }

@@ -139,7 +139,7 @@ fn programs_of_many_kinds_are_understood() {
 }
 
 #[test]
-fn who_is_denied_what_everybody_may_read_wanted_to_write_or_to_execute() {
+fn a_denied_world_readable_file_was_meant_to_be_written_or_executed() {
     let text = "bash: line 1: /etc/hosts: Permission denied";
     assert_eq!((seen_with(1, text).len(), seen_with(126, text).len()), (1, 0));
     let folder = tempfile::tempdir().unwrap();
@@ -161,7 +161,7 @@ fn who_is_denied_what_everybody_may_read_wanted_to_write_or_to_execute() {
 }
 
 #[test]
-fn what_is_shown_of_a_path_does_nothing_to_a_terminal_and_is_never_a_part() {
+fn reported_paths_have_control_characters_escaped_and_are_never_cut() {
     let refused = |path: &str| seen(&format!("cat: {path}: Read-only file system"));
     assert_eq!(refused("/usr/a\u{1b}]0;b\u{7}"), ["/usr/a\\u{1b}]0;b\\u{7}"]);
     let long = format!("/usr/{}", "x".repeat(PATH_BYTES_MAX - 5));
@@ -205,7 +205,7 @@ fn denials(chunks: &[&[u8]], ended: Ended) -> Vec<Breach> {
 }
 
 #[test]
-fn only_the_end_of_a_failed_command_counts_and_no_line_of_which_a_part_is_missing() {
+fn only_whole_lines_at_the_end_of_a_failed_commands_output_count() {
     let (line, rest) = (b"cat: /usr/x: Read-only file system\n".as_slice(), vec![b'.'; TAIL_BYTES - 20]);
     let failed = Ended::Code(1);
     assert_eq!(denials(&[line], failed).len(), 1);
@@ -267,7 +267,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_is_said_makes_few_breaches_that_the_plan_confirms(said in said(), code in -1..300) {
+    fn any_output_makes_few_breaches_and_the_plan_confirms_each(said in said(), code in -1..300) {
         for breach in denials(&[&said], Ended::Code(code)) {
             let Breach::Filesystem { path, reason } = &breach else { unreachable!("it is about files") };
             prop_assert!(code != 0);

@@ -247,8 +247,8 @@ fn postgresql_works_under_the_filter() {
 }
 
 #[test]
-fn what_the_filter_costs_is_said() {
-    if !in_own_process("filter::seccomp::tests::what_the_filter_costs_is_said") {
+fn the_cost_of_the_filter_is_printed() {
+    if !in_own_process("filter::seccomp::tests::the_cost_of_the_filter_is_printed") {
         return;
     }
     let started = std::time::Instant::now();

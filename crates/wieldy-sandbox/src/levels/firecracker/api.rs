@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn why_a_request_is_refused_is_told_in_firecrackers_own_words() {
+    async fn a_refused_request_is_reported_in_firecrackers_own_words() {
         let refused = "HTTP/1.1 400 \r\nServer: Firecracker API\r\nContent-Type: application/json\r\n\
                        Content-Length: 35\r\n\r\n{\"fault_message\":\"No such kernel.\"}";
         let (started, requests) = start(vec![OBEYED, refused]).await;
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn answers_that_are_none_are_told() {
+    async fn invalid_answers_are_reported() {
         let told = async |answer| start(vec![answer]).await.0.unwrap_err();
         let begin = "Firecracker refused `PUT /machine-config`: ";
         assert_eq!(

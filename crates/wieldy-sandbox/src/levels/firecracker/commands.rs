@@ -37,7 +37,7 @@ pub(super) async fn connect(vsock: PathBuf) -> io::Result<UnixStream> {
 }
 
 fn nobody_listens() -> io::Error {
-    io::Error::new(io::ErrorKind::NotConnected, "nobody listens in the guest")
+    io::Error::new(io::ErrorKind::NotConnected, "no agent listens in the guest")
 }
 
 fn check_greeting(greeting: &[u8]) -> io::Result<()> {
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_guest_that_takes_nothing_is_given_up_wherever_we_are() {
+    async fn a_guest_that_reads_nothing_is_given_up_at_any_stage() {
         let much = vec![("MUCH".to_owned(), "x".repeat(4 << 20))];
         let deaf = |mut stream: Blocking| {
             greet(&mut stream);
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_guest_that_stops_when_it_is_told_is_heard() {
+    async fn the_report_of_a_guest_that_stops_on_request_is_received() {
         let obey = |mut stream: Blocking| {
             greet(&mut stream);
             while frames::receive(&mut stream).unwrap().kind != Kind::Stop {}

@@ -216,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_sent_is_received() {
+    fn frames_of_every_kind_are_received_as_they_were_sent() {
         let mut stream = Vec::new();
         for kind in KINDS {
             let bytes: &[u8] = if parse([kind as u8, 1, 0, 0, 0]).is_ok() { b"{" } else { b"" };
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_frame_is_refused_before_its_length_is_believed() {
+    fn invalid_frames_are_refused_before_their_length_is_trusted() {
         let told = |bytes: &[u8]| receive(&mut &*bytes).unwrap_err().to_string();
         assert_eq!(told(&[0, 1, 0, 0, 0]), "the other side sent a frame of the unknown kind 0");
         assert_eq!(told(&[99, 1, 0, 0, 0]), "the other side sent a frame of the unknown kind 99");
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_frame_in_pieces_is_put_together_also_when_nobody_waited_for_all_of_it() {
+    async fn a_frame_in_pieces_is_received_whole_even_if_the_first_wait_was_cancelled() {
         let (mut ours, mut theirs) = tokio::io::duplex(64);
         let mut incoming = Incoming::default();
         let mut whole = Vec::new();

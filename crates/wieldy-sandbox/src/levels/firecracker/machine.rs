@@ -199,7 +199,7 @@ impl Machine {
             }
         };
         let tried = tokio::time::timeout(START_PATIENCE, trying).await;
-        let tried = tried.unwrap_or_else(|_| Err(format!("it did not stand within {} s", START_PATIENCE.as_secs())));
+        let tried = tried.unwrap_or_else(|_| Err(format!("it was not ready within {} s", START_PATIENCE.as_secs())));
         tried.map_err(|reason| self.not_booted(&reason))
     }
 
@@ -294,7 +294,7 @@ impl Live for Machine {
         let report = match outcome {
             Ok(SupervisorReport::Ended(report)) => bounded(report),
             Ok(SupervisorReport::NotStarted { step, errno }) => return Err(requested.not_started(command, step, errno)),
-            Ok(_) => return Err(self.lost("it said what makes no sense")),
+            Ok(_) => return Err(self.lost("it sent a report that does not fit")),
             // It kept its guest from its work until that was ended with it.
             Err(error) if error.kind() == io::ErrorKind::TimedOut && stop.is_cancelled() => {
                 self.remove().await;

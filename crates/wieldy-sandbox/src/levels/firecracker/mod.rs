@@ -175,7 +175,8 @@ impl Backend for FirecrackerBackend {
         "a machine cannot be made within another, whose limits it would not be held to; make one without a parent",
     );
 
-    const STOPPED_WHILE_BUILT: Option<&'static str> = Some("firecracker: the run was stopped before its guest stood");
+    const STOPPED_WHILE_BUILT: Option<&'static str> =
+        Some("firecracker: the run was stopped before its guest was ready");
 
     fn level(&self) -> Level {
         Level::Firecracker

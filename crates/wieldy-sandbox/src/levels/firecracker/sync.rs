@@ -33,7 +33,7 @@ const BREACHES_MAX: usize = 64;
 const REFUSALS_MAX: usize = 10_000;
 
 /// The reason to refuse a change to a file that was also changed on this side.
-const CHANGED: &str = "it was changed outside of the sandbox meanwhile, and that counts";
+const CHANGED: &str = "it was also changed outside of the sandbox meanwhile, and that change was kept";
 
 /// The reason for root to refuse a change to a file that the owner of the workspace may not be allowed to touch.
 const FOREIGN: &str = "it belongs to another user than the workspace";
@@ -397,7 +397,7 @@ fn receive(tree: &Tree, stream: &mut impl Read, mut room: Room, terms: Option<&T
         let entry: Entry = frame.expect(Kind::Entry)?.message()?;
         room.files = room.files.checked_sub(1).ok_or_else(|| invalid("more files than there is room for"))?;
         if !is_plain(&entry.path) {
-            return Err(invalid(&format!("the path `{}`, which is none in a workspace", shown(&entry.path))));
+            return Err(invalid(&format!("the path `{}`, which is not valid in a workspace", shown(&entry.path))));
         }
         let left = room.path_bytes.checked_sub(entry.path.len());
         room.path_bytes = left.ok_or_else(|| invalid("more paths than there is room for"))?;
@@ -425,7 +425,7 @@ fn receive(tree: &Tree, stream: &mut impl Read, mut room: Room, terms: Option<&T
                 received.applied.insert(entry.path, stamp);
             }
             Some(_) if terms.is_some() && received.refused.len() >= REFUSALS_MAX => {
-                return Err(invalid("more changes that it may not make than anybody needs"));
+                return Err(invalid("too many changes that it may not make"));
             }
             Some(reason) => received.refused.push((entry.path, reason)),
         }
@@ -504,7 +504,7 @@ impl Ours {
             let stays_folder =
                 matches!(wanted, Now::Folder { .. }) && matches!(is_here, None | Some(StampKind::Folder));
             if !stays_folder && (leads_to(&self.protected, path) || leads_to(&self.tree.hidden, path)) {
-                return Some("what is protected or hidden is, or may come to be, in it");
+                return Some("it contains, or may later contain, a protected or hidden path");
             }
             if path.split('/').any(|name| Aside::parse(name).is_some()) {
                 return Some("such names are for files that are being written");

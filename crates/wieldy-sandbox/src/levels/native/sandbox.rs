@@ -111,7 +111,9 @@ impl NativeSandbox {
         let proxy = proxy.map(|(allowed, listener)| serve(listener, allowed, &proxy_denials)).transpose();
         let proxy = proxy.map_err(|error| failed("starting the proxy", &error))?;
         if !are_unchanged(&masked) {
-            return Err(BuildError::Changed(creation("something that it covers was replaced meanwhile".into())));
+            return Err(BuildError::Changed(creation(
+                "a file that it hides or protects was replaced meanwhile".into(),
+            )));
         }
         environment.extend(proxy_port.into_iter().flat_map(proxy::environment));
         let rests = namespace.and_then(|namespace| Rests::new(placeholders, &steps, namespace));

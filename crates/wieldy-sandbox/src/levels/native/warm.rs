@@ -189,7 +189,7 @@ impl From<BuildError> for SandboxError {
     fn from(not_built: BuildError) -> Self {
         match not_built {
             BuildError::Changed(error) | BuildError::Failed(error) => error,
-            BuildError::Outdated => creation("what it should show changes all the time".into()),
+            BuildError::Outdated => creation("the files that it should show change all the time".into()),
         }
     }
 }

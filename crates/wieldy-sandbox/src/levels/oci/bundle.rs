@@ -310,7 +310,7 @@ impl Making<'_> {
             // A path that was removed while the plan was made needs no protection.
             Err(_) => Ok(()),
             Ok(found) if found.is_symlink() => {
-                let told = "it is a link, and runtimes can mount only over what a link leads to; make it a folder, or use `native`";
+                let told = "it is a link, and runtimes can mount only over the target of a link; make it a folder, or use `native`";
                 Err(io::Error::new(io::ErrorKind::Unsupported, told))
             }
             Ok(_) => self.bind(&source, path, false),

@@ -223,7 +223,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_above_a_container_ends_with_its_executor() {
+    fn the_cgroups_above_a_container_end_at_its_executors_cgroup() {
         let container = Path::new("/sys/fs/cgroup/devices/of-others/wieldy-1-2-3/session-1/runc-1-1");
         let executor = Path::new("/sys/fs/cgroup/devices/of-others/wieldy-1-2-3");
         assert_eq!(above(container), [executor.join("session-1"), executor.to_owned()]);
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn our_folder_is_found_in_every_tree_of_the_first_version() {
+    fn our_cgroup_is_found_in_every_v1_hierarchy() {
         let memberships = "9:name=systemd:/init\n8:cpu,cpuacct:/docker/x/y\n3:cpuset:/\n0::/user\n";
         let table = "30 1 0:27 / /sys/fs/cgroup rw - tmpfs tmpfs rw,mode=755\n\
             31 30 0:28 /docker/x /sys/fs/cgroup/cpu,cpuacct rw shared:9 - cgroup cgroup rw,cpu,cpuacct\n\

@@ -180,7 +180,8 @@ impl Container {
             if self.masked.are_unchanged() {
                 return Ok(());
             }
-            let reason = format!("{}: something that it covers was replaced meanwhile; try again", self.made.level);
+            let reason =
+                format!("{}: a file that it hides or protects was replaced meanwhile; try again", self.made.level);
             Err(SandboxError::Creation { reason })
         };
         match started.await {
@@ -273,7 +274,7 @@ impl Container {
             Err(logged_error(&self.file("log")).unwrap_or_else(|| "its first process ended at once".into()))
         };
         let stood = tokio::time::timeout(START_PATIENCE, standing).await;
-        let stood = stood.unwrap_or_else(|_| Err(format!("it did not stand within {} s", START_PATIENCE.as_secs())));
+        let stood = stood.unwrap_or_else(|_| Err(format!("it was not ready within {} s", START_PATIENCE.as_secs())));
         let level = self.made.level;
         stood.map_err(|told| match self.limits.memory_bytes {
             // The runtime has already removed the cgroup, whose counters would show more.

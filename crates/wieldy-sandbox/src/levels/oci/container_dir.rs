@@ -64,7 +64,7 @@ impl ContainerDir {
         let planned = plan(&request, &facts).map_err(|error| creation(error.to_string()))?;
         let missing = placeholders_for(planned.placeholders);
         let held = HeldPlaceholders::take(&protected(&planned.steps), &missing)
-            .map_err(|error| creation(format!("holding a place for protection: {error}")))?;
+            .map_err(|error| creation(format!("making a placeholder for a protected path: {error}")))?;
         let steps = match &setup.image {
             // Masked paths of the workspace would be visible through the root.
             Some(image) if workspace.starts_with(image) => {
@@ -85,7 +85,7 @@ impl ContainerDir {
         // A list of the placeholders to remove if this executor dies.
         let noted = serde_json::to_vec(&missing).map_err(io::Error::from);
         let noted = noted.and_then(|note| fs::write(dir.folder().join(NOTE), note));
-        noted.map_err(|error| creation(format!("noting what is held: {error}")))?;
+        noted.map_err(|error| creation(format!("recording the placeholders: {error}")))?;
         Ok(dir)
     }
 

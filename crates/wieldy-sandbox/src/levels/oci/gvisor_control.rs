@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_an_answer_that_knows_the_sleeper_counts() {
+    async fn only_an_answer_that_lists_the_first_process_counts() {
         let sleeper = r#"{"uid":5,"pid":1,"ppid":0,"threads":[1],"cmd":"sh"}"#;
         let listed = |more: &str| format!(r#"{{"success":true,"err":"","result":[{sleeper}{more}]}}"#);
         assert_eq!(is_clear(listed("")).await, (Ok(true), true));
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_no_answer_is_not_waited_for_and_nothing_else_is_asked_there() {
+    async fn a_malformed_answer_is_an_error_and_its_connection_is_not_used_again() {
         let unknown = r#"{"success":true,"err":"","result":[{"user":5,"pid":1}]}"#;
         let two = r#"{"success":true,"err":"","result":[]}{"success":true,"err":"","result":[]}"#;
         let endless = [br#"{"success":true,"err":""#.as_slice(), &vec![b'}'; ANSWER_BYTES_MAX + 1]].concat();
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_answer_that_does_not_come_is_not_waited_for() {
+    async fn waiting_for_an_answer_times_out_and_drops_the_connection() {
         let (control, _theirs) = stand_in();
         let clear = control.is_clear_of(7).await;
         assert!(
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_said_unasked_is_no_answer() {
+    async fn a_connection_with_an_unsolicited_answer_is_not_used() {
         let (control, mut theirs) = stand_in();
         theirs.write_all(br#"{"success":true,"err":"","result":[{"uid":5,"pid":1}]}"#).unwrap();
         // A new connection is tried, but no socket is at this address.
@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_long_question_goes_over_whole_and_its_streams_once() {
+    async fn a_long_request_is_sent_whole_and_its_streams_once() {
         let (control, mut theirs) = stand_in();
         let words = vec!["x".repeat(1_000_000)];
         let answering = std::thread::spawn(move || {
@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_has_only_taken_the_name_is_not_asked() {
+    async fn a_listener_that_only_took_the_sandboxs_name_is_refused() {
         let sandbox = format!("wieldy-test-{}", std::process::id());
         let name = format!("runsc-sandbox.{sandbox}\0");
         let _taken = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name).unwrap()).unwrap();

@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_owner_and_the_agent_are_exchanged_and_nobody_else() {
+    fn only_the_owner_and_the_agent_are_swapped_in_the_id_map() {
         assert_eq!(map(0), "0 2000000000 1\n1 1 1999999999\n2000000000 0 1\n2000000001 2000000001 2294967294\n",);
         assert_eq!(
             map(1000),

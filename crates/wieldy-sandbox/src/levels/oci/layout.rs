@@ -163,7 +163,8 @@ impl Layout<'_> {
     fn read<T: DeserializeOwned>(&self, descriptor: &Descriptor) -> io::Result<T> {
         let (blob, _) = self.open(descriptor)?;
         if blob.metadata()?.len() > JSON_BYTES_MAX {
-            return Err(self.invalid(&format!("the blob `{}` is too large for what it should be", descriptor.digest)));
+            return Err(self
+                .invalid(&format!("the blob `{}` is too large for an index, manifest or config", descriptor.digest)));
         }
         let mut bytes = Vec::new();
         self.check(descriptor, &mut blob.take(JSON_BYTES_MAX), &mut bytes)?;
@@ -205,7 +206,7 @@ impl Layout<'_> {
         }
         let hash: String = context.finish().as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
         if *digest != format!("{kind}:{hash}") || descriptor.size.is_some_and(|size| size != length) {
-            return Err(self.invalid(&format!("the blob `{digest}` is damaged: it is not what its digest says")));
+            return Err(self.invalid(&format!("the blob `{digest}` is damaged: it does not match its digest")));
         }
         Ok(())
     }
@@ -381,14 +382,14 @@ mod tests {
             let digest = part["digest"].as_str().unwrap();
             assert_eq!(
                 world.unpack(),
-                cannot(&format!("the blob `{digest}` is damaged: it is not what its digest says"))
+                cannot(&format!("the blob `{digest}` is damaged: it does not match its digest"))
             );
         }
         assert_eq!(fs::read_dir(world.state.path().join("images")).unwrap().count(), 0);
     }
 
     #[test]
-    fn what_is_no_layout_is_told_with_what_is_wrong() {
+    fn an_invalid_image_layout_is_refused_with_the_problem() {
         let world = World::new();
         let index = world.folder.path().join("index.json");
         assert_eq!(world.unpack(), cannot("its `index.json`: No such file or directory (os error 2)"));

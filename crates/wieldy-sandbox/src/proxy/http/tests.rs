@@ -48,7 +48,7 @@ fn plain_requests_are_accepted() {
 }
 
 #[test]
-fn what_could_be_read_in_two_ways_is_refused() {
+fn ambiguous_and_malformed_requests_are_refused() {
     let lines = [
         "Content-Length: 5\r\nTransfer-Encoding: chunked",
         "Content-Length: 5\r\nContent-Length: 5",
@@ -180,7 +180,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_passed_on_is_one_plain_request(
+    fn a_forwarded_head_is_exactly_one_plain_request(
         target in "(http://h|HTTP://h:80|http://|)[a-z0-9:@\\[\\]%#?/\\\\\r\n -]{0,20}",
         name in "(?i:host|content-length|transfer-encoding|connection|x)[ \r\n\t]?",
         value in "[a-z0-9,;: \r\n\t\0]{0,12}|chunked",

@@ -264,7 +264,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_read_is_written_the_same(text in "[a-zA-Z0-9.-]{1,20}|\\[[0-9a-f:.]{2,20}\\]") {
+    fn a_displayed_host_parses_to_the_same_host(text in "[a-zA-Z0-9.-]{1,20}|\\[[0-9a-f:.]{2,20}\\]") {
         if let Ok(host) = Host::parse(&text) {
             prop_assert_eq!(Host::parse(&host.to_string()), Ok(host));
         }

@@ -192,7 +192,7 @@ mod tests {
     use crate::view::placeholders::make;
 
     #[test]
-    fn a_held_place_is_as_made_until_something_is_in_it() {
+    fn a_placeholder_is_untouched_until_something_is_written_into_it() {
         let world = tempfile::tempdir().unwrap();
         let held = |name: &str, content: Option<&str>| Placeholder {
             path: world.path().join(name),

@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn placeholders_that_nobody_needs_go_and_everything_else_stays() {
+    fn unused_placeholders_are_removed_and_everything_else_stays() {
         let world = tempfile::tempdir().unwrap();
         let root = world.path().canonicalize().unwrap();
         let probe = put(&root, "refs", Some(""));

@@ -547,7 +547,7 @@ fn the_home_folder_as_workspace() {
 }
 
 #[test]
-fn what_executes_in_git_is_protected_in_modules_and_work_trees_too() {
+fn git_hooks_and_settings_are_protected_in_submodules_and_work_trees_too() {
     let git = "/w/.git";
     let host = Host::debian().folder("/w/.git/hooks").file("/w/.git/config").file("/w/.git/modules/sub/HEAD");
     let host = host.file("/w/.git/modules/sub/config").file("/w/.git/worktrees/tree/commondir");
@@ -649,7 +649,7 @@ fn a_workspace_made_to_confuse_gives_a_plan_or_a_reason() {
 }
 
 #[test]
-fn whoever_mounts_a_home_has_it() {
+fn a_mounted_home_folder_is_the_commands_home() {
     let host = Host::debian().folder("/srv/home").folder("/srv/work");
     let rules = FileRules { mounts: vec![mount("/srv/home", "/home/agent", true)], ..FileRules::default() };
     let plan = planned(&host, "/root", "/srv/work", &rules).unwrap();
@@ -752,7 +752,7 @@ fn a_program_has_its_home_where_the_workspace_holds_the_state_and_sees_nothing_e
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_the_reason() {
+fn impossible_workspaces_and_rules_are_refused_with_the_reason() {
     let host = Host::debian()
         .folder("/w/.git/hooks")
         .folder("/data/deep")
@@ -858,7 +858,7 @@ fn what_cannot_be_is_refused_with_the_reason() {
     `/usr` is both mounted and hidden; take one of the rules away
     `../x` is not a plain path; write it without `.`, `..` and links
     `/x/..` is not a plain absolute path; write it without `.`, `..` and links, beginning with `/`
-    `/data` cannot be protected: it is not in the workspace; what is mounted is protected by mounting it read-only
+    `/data` cannot be protected: it is not in the workspace; to protect a mounted path, mount it read-only
     `a/../b` is not a plain path; write it without `.`, `..` and links
     "#);
 }

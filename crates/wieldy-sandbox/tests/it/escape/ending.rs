@@ -33,7 +33,7 @@ async fn started(
 
 /// P-SBX-10, P-SBX-11, P-SBX-18.
 #[tokio::test]
-async fn however_a_command_resists_it_is_gone_when_its_call_is_over() {
+async fn a_command_that_resists_is_gone_when_its_call_is_over() {
     let arena = Arc::new(Arena::new());
     let scripts = [
         STUBBORN,
@@ -169,7 +169,7 @@ fn when_the_executor_is_killed_nothing_of_twenty_sandboxes_is_left() {
 
 /// The next executor may start in another cgroup than the killed one.
 #[tokio::test]
-async fn what_a_dead_executor_left_in_a_neighbouring_group_is_removed() {
+async fn cgroups_that_a_dead_executor_left_in_a_sibling_cgroup_are_removed() {
     let memberships = fs::read_to_string("/proc/self/cgroup").unwrap();
     let own = memberships.lines().find_map(|line| line.split_once(":memory:")).map(|(_, path)| path.trim_matches('/'));
     let Some(own) = own.map(|path| Path::new("/sys/fs/cgroup/memory").join(path)).filter(|own| own.is_dir()) else {

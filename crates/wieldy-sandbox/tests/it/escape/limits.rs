@@ -226,7 +226,7 @@ async fn room_cannot_be_taken_without_writing() {
 }
 
 #[tokio::test]
-async fn much_written_by_children_that_nobody_waits_for_is_stopped() {
+async fn much_written_by_children_without_a_wait_is_stopped() {
     let script = r#"exec perl -e '$SIG{CHLD} = "IGNORE"; for my $i (1..100) { if (!fork) { open(F, ">part-$i"); print F "x" x (9 << 20); close F; exit } select(undef, undef, undef, 0.03); } exit 1'"#;
     overruns(script, &[DISK]).await;
 }
@@ -276,13 +276,13 @@ async fn many_files_out_of_sight_are_stopped() {
 const WRITTEN_OUT_OF_SIGHT: &str = r#"top=top-$RANDOM; mkdir -m 0300 $top; cd $top; exec perl -e '$SIG{CHLD} = "IGNORE"; for my $i (1..100) { if (!fork) { open(F, ">part-$i"); print F "x" x (9 << 20); close F; exit } select(undef, undef, undef, 0.03); } exit 1'"#;
 
 #[tokio::test]
-async fn much_written_out_of_sight_by_children_that_nobody_waits_for_is_stopped() {
+async fn much_written_out_of_sight_by_children_without_a_wait_is_stopped() {
     // Other processes may make so many files meanwhile that the limit of files is passed first.
     overruns(WRITTEN_OUT_OF_SIGHT, &[FILES, DISK]).await;
 }
 
 #[tokio::test]
-async fn what_others_remove_does_not_hide_what_is_written_out_of_sight() {
+async fn space_freed_by_others_does_not_hide_files_written_out_of_sight() {
     let mut arena = Arena::new();
     arena.confinement.limits = limits();
     let beside = arena.root.join("large");
@@ -308,7 +308,7 @@ async fn what_others_remove_does_not_hide_what_is_written_out_of_sight() {
 }
 
 #[tokio::test]
-async fn what_is_out_of_sight_and_within_the_limits_is_fine() {
+async fn files_out_of_sight_and_within_the_limits_are_allowed() {
     let mut arena = Arena::new();
     // High limits, since other processes write to the same file system meanwhile.
     arena.confinement.limits = ResourceLimits { disk_bytes: Some(8 << 30), disk_files: Some(1_000_000), ..limits() };
@@ -319,7 +319,7 @@ async fn what_is_out_of_sight_and_within_the_limits_is_fine() {
 }
 
 #[tokio::test]
-async fn what_others_make_on_the_same_disk_is_not_counted() {
+async fn files_that_others_make_on_the_same_disk_are_not_counted() {
     let mut arena = Arena::new();
     arena.confinement.limits = limits();
     let beside = arena.root.join("many");
@@ -350,7 +350,7 @@ async fn what_others_make_on_the_same_disk_is_not_counted() {
 }
 
 #[tokio::test]
-async fn private_folders_are_limited_by_the_call_and_not_by_whoever_built_the_sandbox() {
+async fn private_folders_are_limited_by_each_call_not_by_the_call_that_built_the_sandbox() {
     let mut arena = Arena::with(1);
     arena.confinement.limits = ResourceLimits { memory_bytes: Some(1 << 30), ..limits() };
     arena.confinement.place_limits = ResourceLimits { disk_bytes: Some(512 * MIB), ..ResourceLimits::default() };
@@ -452,7 +452,7 @@ async fn a_session_with_several_sandboxes_has_no_more_than_one_with_one() {
 }
 
 #[tokio::test]
-async fn what_a_session_writes_is_limited_for_all_of_its_calls() {
+async fn bytes_that_a_session_writes_are_limited_for_all_of_its_calls() {
     let mut arena = Arena::new();
     arena.confinement.limits = limits();
     arena.confinement.place_limits = ResourceLimits { disk_bytes: Some(70 * MIB), ..ResourceLimits::default() };
@@ -485,7 +485,7 @@ async fn what_a_session_writes_is_limited_for_all_of_its_calls() {
 
 /// The private folders of a session are as large as the session's limit, so its calls fill them together.
 #[tokio::test]
-async fn a_call_that_finds_its_sessions_private_folder_full_is_told_its_own_part() {
+async fn a_call_in_a_full_private_folder_reports_its_own_part_of_the_use() {
     let mut arena = Arena::new();
     arena.confinement.limits = ResourceLimits { disk_bytes: Some(20 * MIB), disk_files: Some(200), ..limits() };
     for place_limits in [arena.confinement.limits, ResourceLimits::default()] {
@@ -506,7 +506,7 @@ async fn a_call_that_finds_its_sessions_private_folder_full_is_told_its_own_part
 }
 
 #[tokio::test]
-async fn what_a_session_makes_is_limited_for_all_of_its_calls() {
+async fn files_that_a_session_makes_are_limited_for_all_of_its_calls() {
     let mut arena = Arena::new();
     arena.confinement.limits = limits();
     arena.confinement.place_limits = ResourceLimits { disk_files: Some(3000), ..ResourceLimits::default() };

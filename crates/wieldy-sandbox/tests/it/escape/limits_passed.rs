@@ -7,9 +7,9 @@ use super::limits::is_by_kernel;
 
 attacks! {
     memory_that_processes_share_counts
-    a_process_that_is_killed_for_memory_is_told_whatever_comes_after
-    what_is_cut_off_for_the_disk_is_told_whatever_comes_after
-    a_refused_process_that_a_command_gets_over_is_no_error
+    a_kill_at_the_memory_limit_is_reported_even_if_the_command_goes_on
+    a_write_cut_off_at_the_disk_limit_is_reported_even_if_the_command_goes_on
+    a_refused_process_that_a_command_recovers_from_is_no_error
 }
 
 const MIB: u64 = 1 << 20;
@@ -83,7 +83,7 @@ async fn memory_that_processes_share_counts(arena: Arena) {
     assert_eq!(passed(&arena, common).await, (None, "fine\n".into()));
 }
 
-async fn a_process_that_is_killed_for_memory_is_told_whatever_comes_after(arena: Arena) {
+async fn a_kill_at_the_memory_limit_is_reported_even_if_the_command_goes_on(arena: Arena) {
     if !is_by_kernel(Limit::MemoryBytes).await {
         return say("what the kernel kills for memory: there is no writable cgroup here");
     }
@@ -97,7 +97,7 @@ async fn a_process_that_is_killed_for_memory_is_told_whatever_comes_after(arena:
     assert_eq!(passed(&arena, cache).await, (None, "fine\n".into()));
 }
 
-async fn what_is_cut_off_for_the_disk_is_told_whatever_comes_after(arena: Arena) {
+async fn a_write_cut_off_at_the_disk_limit_is_reported_even_if_the_command_goes_on(arena: Arena) {
     let arena = with(arena, ResourceLimits { memory_bytes: Some(1 << 30), ..limits() });
     // In containers the private folders are not checked.
     let is_native = arena.sandbox.level() == Level::Native;
@@ -135,7 +135,7 @@ async fn private_folders_may_be_small() {
 }
 
 #[tokio::test]
-async fn the_room_of_a_session_that_is_used_up_is_told_whatever_comes_after() {
+async fn a_used_up_disk_limit_of_a_session_is_reported_even_if_the_command_goes_on() {
     let mut arena = with(Arena::new(), limits());
     arena.confinement.place_limits = ResourceLimits { disk_bytes: Some(70 * MIB), ..ResourceLimits::default() };
     let confinement = arena.confinement(Arena::session("writer"));
@@ -156,7 +156,7 @@ async fn the_room_of_a_session_that_is_used_up_is_told_whatever_comes_after() {
     assert_eq!((ran.stdout, ran.exit.overrun), (format!("{}\n", 30 * MIB), None));
 }
 
-async fn a_refused_process_that_a_command_gets_over_is_no_error(arena: Arena) {
+async fn a_refused_process_that_a_command_recovers_from_is_no_error(arena: Arena) {
     let arena = with(arena, ResourceLimits { processes: Some(12), ..limits() });
     let script = "python3 -c \"import os, time\ntry:\n    while True:\n        if not os.fork(): time.sleep(9); os._exit(0)\n\
                   except OSError: print('fine', flush=True)\nos.kill(0, 9)\"; echo on";
@@ -166,7 +166,7 @@ async fn a_refused_process_that_a_command_gets_over_is_no_error(arena: Arena) {
 }
 
 #[tokio::test]
-async fn a_run_that_is_stopped_tells_that_it_was_refused_processes() {
+async fn a_stopped_run_reports_that_it_was_refused_processes() {
     if !is_by_kernel(Limit::Processes).await {
         return say("a stopped run and its processes: the kernel does not count refusals here");
     }

@@ -62,7 +62,7 @@ fn addresses() -> String {
 
 /// P-SBX-03, P-SBX-04.
 #[tokio::test]
-async fn nobody_is_reached_from_a_sandbox_without_a_network() {
+async fn no_host_is_reached_from_a_sandbox_without_a_network() {
     let arena = Arena::new();
     let listeners = Listeners::new(&arena);
     let (ports, addresses) = (listeners.ports(), addresses());

@@ -16,7 +16,7 @@ use super::arena::{Arena, attacks, is_root, say};
 use crate::world::{PATIENCE, Printed, alive, eventually};
 
 attacks! {
-    what_does_not_exist_yet_cannot_be_made
+    missing_protected_paths_cannot_be_made
     a_repository_that_is_there_is_used_but_its_settings_and_hooks_stay
     protection_holds_when_another_sandbox_of_the_same_workspace_ends
     places_held_for_protection_belong_to_the_owner_of_the_workspace
@@ -60,7 +60,7 @@ fn git(folder: &Path, words: &[&str]) {
 }
 
 /// P-SBX-07.
-async fn what_does_not_exist_yet_cannot_be_made(arena: Arena) {
+async fn missing_protected_paths_cannot_be_made(arena: Arena) {
     let script = format!(
         "{FUNCTIONS} tamper {ALWAYS} .git/hooks .git/commondir
          attack mv .git moved
@@ -144,7 +144,7 @@ async fn a_repository_that_is_there_is_used_but_its_settings_and_hooks_stay(aren
 }
 
 #[tokio::test]
-async fn links_on_the_way_to_what_is_protected_stay_too() {
+async fn links_and_folders_on_the_way_to_a_protected_path_stay_too() {
     let mut arena = Arena::new();
     git(&arena.workspace, &["init", "-q", "--separate-git-dir", "real"]);
     fs::remove_file(arena.workspace.join(".git")).unwrap();
@@ -168,7 +168,7 @@ async fn links_on_the_way_to_what_is_protected_stay_too() {
 }
 
 #[tokio::test]
-async fn what_runs_on_a_persons_machine_is_protected_where_it_exists() {
+async fn files_that_the_users_tools_run_are_protected_where_they_exist() {
     let arena = Arena::new();
     for name in [".devcontainer/devcontainer.json", ".husky/pre-commit", ".envrc", ".exrc"] {
         let file = arena.workspace.join(name);
@@ -246,7 +246,7 @@ print(\"ready\"); time.sleep(1000)'";
 /// The user's programs replace files in the same folder by new ones of the same name, and a mount goes with the old
 /// file.
 #[tokio::test]
-async fn protection_holds_when_a_person_replaces_what_is_protected() {
+async fn protection_holds_when_the_user_replaces_a_protected_file() {
     let arena = Arena::with(1);
     git(&arena.workspace, &["init", "-q"]);
     fs::create_dir(arena.workspace.join(".vscode")).unwrap();
@@ -272,7 +272,7 @@ async fn protection_holds_when_a_person_replaces_what_is_protected() {
 
 /// A running command would have access to the new file when the user replaces a hidden or protected one.
 #[tokio::test]
-async fn what_runs_when_a_person_replaces_what_it_must_not_touch_is_ended_with_the_reason() {
+async fn a_running_command_is_ended_when_the_user_replaces_a_masked_or_protected_file() {
     let arena = Arc::new(Arena::new());
     git(&arena.workspace, &["init", "-q"]);
     fs::write(arena.workspace.join(".env"), "canary").unwrap();
@@ -295,8 +295,8 @@ async fn what_runs_when_a_person_replaces_what_it_must_not_touch_is_ended_with_t
         fs::rename(arena.workspace.join("new"), &path).unwrap();
         let told = running.await.unwrap().unwrap_err().to_string();
         let expected = format!(
-            "the sandbox ended unexpectedly: `{}` was replaced on the machine, which it hides or protects, \
-             so what ran in it was ended; call again for a new one",
+            "the sandbox ended unexpectedly: `{}` was replaced on the machine, and the sandbox hides or protects it, \
+             so its commands were ended; call again for a new one",
             path.display()
         );
         assert_eq!((told, printed.stdout().as_str()), (expected, "ready\n"), "{place:?}");
@@ -307,7 +307,7 @@ async fn what_runs_when_a_person_replaces_what_it_must_not_touch_is_ended_with_t
 
 /// A warm init has masked the hidden paths of the system before its workspace is known.
 #[tokio::test]
-async fn what_is_hidden_ahead_stays_hidden_when_a_person_replaces_it() {
+async fn a_file_masked_by_a_warm_init_stays_hidden_when_the_user_replaces_it() {
     // Only root can write to `/opt`.
     if !is_root() {
         return;
@@ -333,7 +333,7 @@ async fn what_is_hidden_ahead_stays_hidden_when_a_person_replaces_it() {
 
 /// The second executor must not take the first one's placeholders for the user's files: then neither would remove them.
 #[tokio::test]
-async fn what_two_executors_hold_is_gone_after_the_last_one() {
+async fn placeholders_of_two_executors_are_removed_after_the_last_one() {
     for first_ends_first in [true, false] {
         let arena = Arena::new();
         if rustix::fs::setxattr(&arena.workspace, "user.test", b"", rustix::fs::XattrFlags::empty()).is_err() {
@@ -439,7 +439,7 @@ async fn places_held_for_protection_belong_to_the_owner_of_the_workspace(arena: 
 
 /// The user's files are as empty as placeholders, but are not placeholders.
 #[tokio::test]
-async fn what_people_make_where_a_place_was_held_is_theirs() {
+async fn files_that_the_user_makes_where_a_placeholder_was_are_kept() {
     let arena = Arena::new();
     let names = [".vscode", "wieldy.toml", ".zed"].map(|name| arena.workspace.join(name));
     let are_there = || names.each_ref().map(|path| path.exists());

@@ -10,7 +10,7 @@ use super::arena::{Arena, attacks};
 
 attacks! {
     secrets_of_the_machine_and_of_others_cannot_be_read
-    secrets_in_the_workspace_and_in_what_is_mounted_are_hidden
+    secrets_in_the_workspace_and_in_mounted_folders_are_hidden
 }
 
 /// P-SBX-01.
@@ -50,7 +50,7 @@ async fn secrets_of_the_machine_and_of_others_cannot_be_read(arena: Arena) {
     arena.attack(&script).await;
 }
 
-async fn secrets_in_the_workspace_and_in_what_is_mounted_are_hidden(mut arena: Arena) {
+async fn secrets_in_the_workspace_and_in_mounted_folders_are_hidden(mut arena: Arena) {
     let mounted = arena.root.join("mounted");
     for folder in [&arena.workspace, &mounted] {
         fs::create_dir_all(folder.join(".ssh")).unwrap();
@@ -132,7 +132,7 @@ async fn secrets_that_come_between_two_calls_are_hidden_in_the_second() {
 
 /// Folders that a command makes, or makes unreadable, must not keep the search for secrets from finding others.
 #[tokio::test]
-async fn what_a_command_makes_uncovers_no_secret() {
+async fn files_and_modes_that_a_command_makes_uncover_no_secret() {
     let arena = Arena::new();
     let secrets = [".env.local", "sub/.env", "deep/er/.npmrc"];
     for file in secrets {

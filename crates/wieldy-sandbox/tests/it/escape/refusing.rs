@@ -94,7 +94,7 @@ fn without_landlock_nothing_runs() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_a_workspace_is_refused_with_the_reason() {
+async fn unsuitable_workspaces_are_refused_with_the_reason() {
     let mut arena = Arena::new();
     let state = arena.root.join("state");
     for (workspace, wanted) in [

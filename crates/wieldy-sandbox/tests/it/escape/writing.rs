@@ -10,7 +10,7 @@ use super::arena::{Arena, attacks};
 
 attacks! {
     nothing_outside_of_the_workspace_changes
-    what_is_mounted_for_reading_is_only_read
+    read_only_mounts_cannot_be_changed
 }
 
 /// P-SBX-02.
@@ -58,7 +58,7 @@ async fn nothing_outside_of_the_workspace_changes(arena: Arena) {
     }
 }
 
-async fn what_is_mounted_for_reading_is_only_read(mut arena: Arena) {
+async fn read_only_mounts_cannot_be_changed(mut arena: Arena) {
     let folders = ["readable", "writable"].map(|name| arena.root.join(name));
     for folder in &folders {
         fs::create_dir(folder).unwrap();
@@ -91,7 +91,7 @@ async fn what_is_mounted_for_reading_is_only_read(mut arena: Arena) {
 }
 
 #[tokio::test]
-async fn what_a_command_makes_belongs_to_the_owner_of_the_workspace() {
+async fn files_that_a_command_makes_belong_to_the_owner_of_the_workspace() {
     use super::arena::{is_root, say};
     if !is_root() {
         return say("files of other owners: needs root");

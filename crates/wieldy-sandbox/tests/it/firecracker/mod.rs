@@ -103,7 +103,7 @@ fn session() -> Place {
 }
 
 #[tokio::test]
-async fn what_a_command_changes_in_its_workspace_is_here_when_it_has_ended() {
+async fn workspace_changes_are_on_the_host_when_the_command_has_ended() {
     let driver = Arc::new(Driver::new());
     let world = driver.bash(
         "cat in; echo out > made; mkdir -p deep/er; echo x > deep/er/file; chmod 750 deep/er/file; ln -s made link; rm old; mv moved deep",
@@ -126,7 +126,7 @@ async fn what_a_command_changes_in_its_workspace_is_here_when_it_has_ended() {
 }
 
 #[tokio::test]
-async fn a_session_keeps_its_guest_and_sees_what_was_changed_here_meanwhile() {
+async fn a_session_keeps_its_guest_and_sees_changes_made_on_the_host() {
     let driver = Arc::new(Driver::new());
     let mut first = driver.bash("echo one > file; echo guest > both; touch gone; echo $PPID");
     first.confinement.place = session();
@@ -171,7 +171,7 @@ async fn of_too_many_idle_guests_the_least_recently_used_go() {
 }
 
 #[tokio::test]
-async fn what_is_hidden_never_leaves_and_what_is_protected_is_not_changed() {
+async fn hidden_files_never_reach_a_guest_and_protected_files_are_not_changed() {
     let driver = Arc::new(Driver::new());
     let mut world = driver.bash(
         "cat .env; echo mine > .env; echo evil > kept; mkdir .vscode; echo run > .vscode/tasks.json; echo fine > ok",
@@ -206,7 +206,7 @@ async fn what_is_hidden_never_leaves_and_what_is_protected_is_not_changed() {
 }
 
 #[tokio::test]
-async fn what_was_changed_on_both_sides_is_as_it_is_here() {
+async fn a_file_that_changed_on_both_sides_is_as_on_the_host() {
     let driver = Arc::new(Driver::new());
     let world = driver.bash("echo guest > file; echo ready; while [ ! -e go ]; do sleep 0.01; done");
     fs::write(world.workspace.path().join("file"), "before").unwrap();
@@ -220,7 +220,7 @@ async fn what_was_changed_on_both_sides_is_as_it_is_here() {
     fs::write(folder.join("go"), "").unwrap();
     let second = driver.beside(&world, "cat file");
     let exit = second.run().await.unwrap();
-    let reason = "it was changed outside of the sandbox meanwhile, and that counts".to_owned();
+    let reason = "it was also changed outside of the sandbox meanwhile, and that change was kept".to_owned();
     assert_eq!(exit.breaches, [Breach::Filesystem { path: "file".into(), reason }]);
     assert_eq!(
         (second.printed.stdout().as_str(), fs::read_to_string(folder.join("file")).unwrap().as_str()),
@@ -246,7 +246,7 @@ async fn calls_of_a_session_run_beside_each_other_in_one_guest() {
 }
 
 #[tokio::test]
-async fn what_a_guest_does_not_have_is_refused() {
+async fn networks_and_mounts_are_refused_for_a_guest() {
     let driver = Arc::new(Driver::new());
     let refused = async |change: fn(&mut Confinement)| {
         let mut world = driver.bash("true");
@@ -268,7 +268,7 @@ async fn what_a_guest_does_not_have_is_refused() {
 }
 
 #[tokio::test]
-async fn what_firecracker_refuses_is_told_in_its_own_words_and_leaves_nothing() {
+async fn firecrackers_refusal_is_reported_in_its_own_words_and_leaves_nothing() {
     let driver = Arc::new(Driver::new());
     fs::write(driver.options.kernel.as_ref().unwrap(), "broken").unwrap();
     let told = driver.bash("true").run().await.unwrap_err().to_string();
@@ -282,7 +282,7 @@ async fn what_firecracker_refuses_is_told_in_its_own_words_and_leaves_nothing() 
 }
 
 #[tokio::test]
-async fn a_program_that_ends_at_once_is_told_with_what_it_said() {
+async fn a_firecracker_that_ends_at_once_is_reported_with_its_output() {
     let driver = Arc::new(Driver::with(|options| {
         let script = "#!/bin/sh\n[ \"$1\" = --version ] && exit\necho 'no such option' >&2\nexit 1\n";
         stand_in::write_script(options.program.as_ref().unwrap(), script);
@@ -294,7 +294,7 @@ async fn a_program_that_ends_at_once_is_told_with_what_it_said() {
 }
 
 #[tokio::test]
-async fn nobody_waits_for_a_guest_once_the_run_was_stopped() {
+async fn a_stopped_run_does_not_wait_for_its_guest() {
     let driver = Arc::new(Driver::with(|options| {
         let script = "#!/bin/sh\n[ \"$1\" = --version ] && exit\nexec sh -c 'while :; do sleep 1; done' \"$@\"\n";
         stand_in::write_script(options.program.as_ref().unwrap(), script);
@@ -316,7 +316,7 @@ async fn nobody_waits_for_a_guest_once_the_run_was_stopped() {
     }
     world.stop.cancel();
     let told = running.await.unwrap().unwrap_err().to_string();
-    assert_eq!(told, "cannot make a sandbox: firecracker: the run was stopped before its guest stood");
+    assert_eq!(told, "cannot make a sandbox: firecracker: the run was stopped before its guest was ready");
     eventually(PATIENCE, "it was ended", || !is_there()).await;
     let homes = driver.traces();
     let is_empty = || fs::read_dir(Path::new(&homes[0]).join("containers")).unwrap().count() == 0;
@@ -361,7 +361,7 @@ fn groups() -> Vec<std::path::PathBuf> {
 }
 
 #[tokio::test]
-async fn limits_are_seen_to() {
+async fn limits_of_disk_and_open_files_are_enforced() {
     let driver = Arc::new(Driver::new());
     let mut world = driver.bash("ulimit -n; for i in 1 2 3; do head -c 9M /dev/zero > $i; done; sync; sleep 1000");
     world.confinement.limits =
@@ -385,7 +385,7 @@ async fn a_guest_is_not_made_within_another() {
 }
 
 #[tokio::test]
-async fn a_guest_that_is_lost_is_told_and_the_next_call_gets_a_new_one() {
+async fn a_lost_guest_is_reported_and_the_next_call_gets_a_new_one() {
     let driver = Arc::new(Driver::new());
     let mut world = driver.bash("echo ready; sleep 1000");
     world.confinement.place = session();
@@ -430,7 +430,7 @@ async fn dropping_the_level_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn what_a_killed_executor_left_is_swept_by_the_next_one() {
+async fn guest_folders_of_a_killed_executor_are_swept_by_the_next_one() {
     let driver = Arc::new(Driver::new());
     let dead = driver.options.state.join("firecracker-4000000000-0");
     fs::create_dir_all(dead.join("containers/firecracker-4000000000-1")).unwrap();

@@ -27,10 +27,10 @@ macro_rules! by_each_way {
 
 by_each_way! {
     a_command_reads_what_is_written_to_it_while_it_runs
-    what_is_left_of_a_command_is_killed_and_nobody_waits_for_it
+    leftover_processes_of_a_command_are_killed_without_a_wait
     a_command_has_its_grace_time
-    a_program_that_cannot_be_started_is_told_with_its_reason
-    a_key_that_interrupts_reaches_who_is_in_the_foreground
+    a_program_that_cannot_be_started_is_reported_with_its_reason
+    an_interrupt_key_reaches_the_foreground_process
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -115,7 +115,7 @@ async fn a_command_reads_what_is_written_to_it_while_it_runs(way: Way) {
 }
 
 /// The processes fork twice, open sessions, ignore signals and keep the command's output open.
-async fn what_is_left_of_a_command_is_killed_and_nobody_waits_for_it(way: Way) {
+async fn leftover_processes_of_a_command_are_killed_without_a_wait(way: Way) {
     let Some(one_way) = OneWay::new(way).await else { return };
     let world = one_way.bash(
         "(trap '' TERM; setsid setsid bash -c 'trap \"\" TERM HUP; (sleep 1000 &); exec sleep 1000' &); \
@@ -149,7 +149,7 @@ async fn a_command_has_its_grace_time(way: Way) {
     one_way.close(world).await;
 }
 
-async fn a_program_that_cannot_be_started_is_told_with_its_reason(way: Way) {
+async fn a_program_that_cannot_be_started_is_reported_with_its_reason(way: Way) {
     let Some(one_way) = OneWay::new(way).await else { return };
     let world = one_way.bash("true");
     for (program, kind, reason) in [
@@ -180,7 +180,7 @@ async fn a_program_that_cannot_be_started_is_told_with_its_reason(way: Way) {
 }
 
 /// The shell is in the background process group of the terminal, and its child in the foreground.
-async fn a_key_that_interrupts_reaches_who_is_in_the_foreground(way: Way) {
+async fn an_interrupt_key_reaches_the_foreground_process(way: Way) {
     let Some(one_way) = OneWay::new(way).await else { return };
     let (feeder, feed) = Feed::new();
     let script = "set -m; stty size; bash -c 'trap \"echo caught; exit 5\" INT; echo ready; while :; do sleep 0.01; done'; \

@@ -53,10 +53,10 @@ async fn a_limit_that_leaves_no_room_to_the_runtime_is_named() {
 }
 
 with_each_runtime! {
-    what_a_command_writes_is_measured
+    bytes_that_a_command_writes_are_measured
 }
 
-async fn what_a_command_writes_is_measured(level: Level) {
+async fn bytes_that_a_command_writes_are_measured(level: Level) {
     let Some(driver) = Driver::new(level) else { return };
     // Not a folder in memory, where nothing is written to a disk.
     let folder = std::env::current_exe().unwrap().parent().unwrap().to_owned();

@@ -157,7 +157,7 @@ fn session(name: &str) -> Place {
 
 with_each_runtime! {
     a_command_that_is_stopped_is_ended_with_its_whole_tree
-    what_a_command_leaves_behind_is_killed
+    processes_that_a_command_leaves_behind_are_killed
     a_session_keeps_its_private_files_and_a_call_of_its_own_does_not
     commands_in_one_session_can_run_at_once
     the_agent_is_nobody_and_its_files_are_the_owners
@@ -165,13 +165,13 @@ with_each_runtime! {
     there_is_no_network
     too_much_memory_is_an_overrun
     too_much_in_the_workspace_is_an_overrun
-    what_a_person_replaces_stays_covered
+    files_that_the_user_replaces_stay_masked_and_protected
     a_driver_tells_of_its_sandboxes_and_destroys_them
     an_idle_sandbox_goes_away
     a_lost_sandbox_is_replaced
     a_command_can_have_a_terminal
     dropping_the_future_ends_the_command
-    what_a_killed_executor_left_is_swept
+    leftovers_of_a_killed_executor_are_swept
     a_runtime_that_works_says_its_version
 }
 
@@ -195,7 +195,7 @@ async fn a_command_that_is_stopped_is_ended_with_its_whole_tree(level: Level) {
     driver.close().await;
 }
 
-async fn what_a_command_leaves_behind_is_killed(level: Level) {
+async fn processes_that_a_command_leaves_behind_are_killed(level: Level) {
     let Some(driver) = Driver::new(level) else { return };
     let mut world = driver.bash("setsid sleep 1000 & (trap '' TERM; sleep 1000) & (sleep 1000 &); echo bye; exit 4");
     world.confinement.place = session("s");
@@ -349,7 +349,7 @@ async fn too_much_in_the_workspace_is_an_overrun(level: Level) {
 
 /// The user's programs replace files in the same folder by new ones of the same name, and a mount goes with the old
 /// file.
-async fn what_a_person_replaces_stays_covered(level: Level) {
+async fn files_that_the_user_replaces_stay_masked_and_protected(level: Level) {
     let Some(driver) = Driver::new(level) else { return };
     let script = "cat .env 2>/dev/null; (echo evil >.git/config) 2>/dev/null && echo changed; cat .git/config";
     let mut first = driver.bash(script);
@@ -372,7 +372,7 @@ async fn what_a_person_replaces_stays_covered(level: Level) {
     assert_eq!(driver.bash_beside(&first, script).output().await, "third");
     replace(".env", "SECRET=2");
     let error = driver.bash_beside(&first, script).run().await.unwrap_err().to_string();
-    assert!(error.contains("was replaced on the machine; destroy it and make a new one"), "{error}");
+    assert!(error.contains("was replaced on the machine; destroy the sandbox and make a new one"), "{error}");
     drop(first);
     driver.close().await;
 }
@@ -512,7 +512,7 @@ async fn dropping_the_future_ends_the_command(level: Level) {
 /// The variable that makes a test process the executor that is killed.
 const VICTIM: &str = "WIELDY_TEST_OCI_VICTIM";
 
-async fn what_a_killed_executor_left_is_swept(level: Level) {
+async fn leftovers_of_a_killed_executor_are_swept(level: Level) {
     if let Ok(state) = std::env::var(VICTIM) {
         let oci = Arc::new(Oci::new(OciOptions::new(level, state.into())));
         let mut world = World::bash("(setsid sleep 1000 &); echo ready; sleep 1000");
@@ -528,8 +528,10 @@ async fn what_a_killed_executor_left_is_swept(level: Level) {
     let next = if level == Level::Runc { Level::Gvisor } else { Level::Runc };
     let Some(driver) = Driver::new(next).filter(|_| is_there(level)) else { return };
     let state = driver.state.path().to_str().unwrap().to_owned();
-    let name =
-        format!("oci::{}::what_a_killed_executor_left_is_swept", if level == Level::Runc { "runc" } else { "gvisor" });
+    let name = format!(
+        "oci::{}::leftovers_of_a_killed_executor_are_swept",
+        if level == Level::Runc { "runc" } else { "gvisor" }
+    );
     let mut victim = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", &name, "--nocapture"])
         .env(VICTIM, &state)

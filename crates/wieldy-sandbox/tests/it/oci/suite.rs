@@ -30,7 +30,7 @@ const BOTH: &[Exception] = &[
     ("a_stopped_supervisor_that_is_left_behind_still_does_its_work", PARENT),
     (
         "when_the_embedding_process_is_killed_nothing_of_its_commands_is_left",
-        "places in the workspace stay until the next executor sweeps; `what_a_killed_executor_left_is_swept` tries it",
+        "places in the workspace stay until the next executor sweeps; `leftovers_of_a_killed_executor_are_swept` tries it",
     ),
     (
         "without_descriptors_a_command_is_refused_and_with_them_it_runs_again",
@@ -41,7 +41,7 @@ const BOTH: &[Exception] = &[
 const PARENT: &str = "what a command's parent is lies outside of its container, where it can do nothing to it";
 
 const RUNC: &[Exception] = &[
-    ("input_that_nobody_reads_is_no_error", "runc passes on the signal that it gets for writing to a closed pipe"),
+    ("unread_input_is_no_error", "runc passes on the signal that it gets for writing to a closed pipe"),
     ("a_file_that_is_no_program_is_refused", "runc has no words for it, and ends with code 1"),
     (
         "a_program_in_the_workspace_is_not_found_by_its_bare_name",

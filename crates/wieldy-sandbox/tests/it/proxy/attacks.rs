@@ -339,7 +339,7 @@ async fn smuggled_requests_are_refused() {
 }
 
 #[tokio::test]
-async fn whoever_does_not_speak_to_a_proxy_gets_nowhere() {
+async fn requests_that_are_not_for_a_proxy_are_refused() {
     let host = Host::named("host").await;
     let good = format!("good.example:{}", host.port());
     let world = World::new(&[format!("{good}=private")]).await;

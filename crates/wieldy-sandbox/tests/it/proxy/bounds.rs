@@ -106,7 +106,7 @@ async fn a_connection_that_stands_still_is_closed() {
 }
 
 #[tokio::test]
-async fn whoever_vanishes_from_a_tunnel_ends_it() {
+async fn a_tunnel_ends_when_its_client_or_host_disconnects() {
     let (client, mut host, _world) = tunnelled().await;
     drop(client);
     assert_eq!(read_all(&mut host).await, "");
@@ -122,7 +122,7 @@ async fn whoever_vanishes_from_a_tunnel_ends_it() {
 }
 
 #[tokio::test]
-async fn whoever_vanishes_from_a_request_ends_it() {
+async fn a_request_ends_when_its_client_or_host_disconnects() {
     let (listener, authority, world) = listen().await;
     let head = format!("PUT http://{authority}/ HTTP/1.1\r\nHost: {authority}\r\n");
     // The client is gone: while it should wait, or in the middle of its body.

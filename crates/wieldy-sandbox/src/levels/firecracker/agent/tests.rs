@@ -91,7 +91,7 @@ fn rest(stream: &mut UnixStream) -> (String, Result<RunReport, String>) {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_and_the_next_one_is_served() {
+fn a_malformed_request_is_refused_and_the_next_one_is_served() {
     let world = World::new(None);
     let told = |bytes: &[u8]| {
         let mut stream = world.connect();
@@ -141,7 +141,7 @@ fn a_connection_that_breaks_or_makes_no_sense_ends_its_command() {
 }
 
 #[test]
-fn input_is_taken_also_where_nobody_reads_it() {
+fn input_is_accepted_even_if_the_command_does_not_read_it() {
     let world = World::new(None);
     let mut stream = world.run("exec <&-; echo closed; while :; do sleep 1; done", None);
     assert_eq!(frames::receive(&mut stream).unwrap().bytes, b"closed\n");

@@ -98,7 +98,7 @@ impl World {
 }
 
 #[test]
-fn both_sides_are_the_same_afterwards_whatever_changed_on_either() {
+fn both_sides_are_equal_after_a_sync_of_any_changes() {
     let mut world = World::new();
     world.write("here/a", "a");
     world.write("here/deep/er/b", "b");
@@ -135,7 +135,7 @@ fn both_sides_are_the_same_afterwards_whatever_changed_on_either() {
 }
 
 #[test]
-fn what_is_hidden_stays_here_and_what_is_protected_stays_as_it_is() {
+fn hidden_files_stay_on_the_host_and_protected_files_stay_unchanged() {
     let mut world = World::with(&["secret", "box/key"], &["kept", "box/rules"]);
     world.write("here/secret", "s");
     world.write("here/box/key", "k");
@@ -149,7 +149,7 @@ fn what_is_hidden_stays_here_and_what_is_protected_stays_as_it_is() {
     let mut refused = world.sync();
     refused.sort();
     let told = |path: &str, reason: &str| (path.to_owned(), reason.to_owned());
-    let (protected, full) = ("it is protected", "what is protected or hidden is, or may come to be, in it");
+    let (protected, full) = ("it is protected", "it contains, or may later contain, a protected or hidden path");
     let hidden = told("secret", "it is hidden from programs");
     assert_eq!(refused, [told("box", full), told("box/rules", protected), told("kept", protected), hidden]);
     assert_eq!(world.tree("here"), ["box/ 755", "box/key 644 k", "box/rules 644 r", "kept 644 kept", "secret 644 s"]);
@@ -157,7 +157,7 @@ fn what_is_hidden_stays_here_and_what_is_protected_stays_as_it_is() {
 }
 
 #[test]
-fn what_changed_on_both_sides_is_as_it_is_here() {
+fn a_file_changed_on_both_sides_keeps_the_hosts_version() {
     let mut world = World::new();
     world.write("here/file", "before");
     world.write("here/folder/inner", "before");
@@ -166,7 +166,7 @@ fn what_changed_on_both_sides_is_as_it_is_here() {
     world.write("there/file", "theirs");
     fs::remove_dir_all(world.at("here/folder")).unwrap();
     world.write("there/folder/more", "theirs");
-    let reason = "it was changed outside of the sandbox meanwhile, and that counts".to_owned();
+    let reason = "it was also changed outside of the sandbox meanwhile, and that change was kept".to_owned();
     // No file can be added to a folder that was removed here.
     let gone = "No such file or directory (os error 2)".to_owned();
     assert_eq!(world.sync(), [("file".to_owned(), reason), ("folder/more".to_owned(), gone)]);
@@ -192,7 +192,10 @@ fn a_guest_that_lies_reaches_nothing_outside_of_the_workspace() {
         let error = world.sync_with(send(file(path), "evil")).unwrap_err().to_string();
         assert_eq!(
             error,
-            format!("the other side sent the path `{}`, which is none in a workspace", path.replace('\0', "\u{fffd}"))
+            format!(
+                "the other side sent the path `{}`, which is not valid in a workspace",
+                path.replace('\0', "\u{fffd}")
+            )
         );
     }
     // A link to a folder outside, and then a file through it.
@@ -257,7 +260,7 @@ fn say_file(stream: &mut UnixStream, path: &str, content: &[u8]) {
 }
 
 #[test]
-fn what_leads_to_a_protected_or_hidden_path_stays_a_folder_also_where_that_is_not_there_yet() {
+fn parents_of_protected_or_hidden_paths_stay_folders_even_if_those_are_missing() {
     let mut world = World::with(&["private/deep/key"], &["conf/hook.sh", "later/rules"]);
     fs::create_dir(world.at("here/conf")).unwrap();
     fs::create_dir_all(world.at("here/private/deep")).unwrap();
@@ -267,7 +270,7 @@ fn what_leads_to_a_protected_or_hidden_path_stays_a_folder_also_where_that_is_no
     world.write("there/mine/hook.sh", "evil");
     fs::remove_dir_all(world.at("there/private")).unwrap();
     world.write("there/later", "a file");
-    let reason = "what is protected or hidden is, or may come to be, in it";
+    let reason = "it contains, or may later contain, a protected or hidden path";
     let mut refused = world.sync();
     refused.sort();
     let paths = ["conf", "later", "private", "private/deep"];
@@ -293,16 +296,16 @@ fn what_leads_to_a_protected_or_hidden_path_stays_a_folder_also_where_that_is_no
 }
 
 #[test]
-fn a_path_that_is_none_is_told_shortly_and_without_what_a_terminal_obeys() {
+fn an_invalid_path_is_reported_cut_short_and_without_control_characters() {
     let mut world = World::new();
     let path = format!("\x1b[2J/../{}", "x".repeat(1 << 20));
     let error = world.sync_with(|stream| say_file(stream, &path, b"")).unwrap_err().to_string();
     let shown = format!("\u{fffd}[2J/../{}", "x".repeat(500 - 8));
-    assert_eq!(error, format!("the other side sent the path `{shown}`, which is none in a workspace"));
+    assert_eq!(error, format!("the other side sent the path `{shown}`, which is not valid in a workspace"));
 }
 
 #[test]
-fn as_root_what_belongs_to_others_than_the_workspaces_owner_is_left_alone() {
+fn as_root_files_of_users_other_than_the_workspaces_owner_are_left_alone() {
     use std::os::unix::fs::{MetadataExt, chown};
     if !rustix::process::geteuid().is_root() {
         wieldy_testkit::skip("only root can give files away");
@@ -343,7 +346,7 @@ fn as_root_what_belongs_to_others_than_the_workspaces_owner_is_left_alone() {
 }
 
 #[test]
-fn a_guest_that_asks_for_what_it_is_refused_without_end_is_ended() {
+fn a_guest_that_sends_forbidden_changes_without_end_is_ended() {
     let mut world = World::with(&[], &["kept"]);
     world.ours.room.files = usize::MAX;
     let nag = |stream: &mut UnixStream| {
@@ -351,7 +354,7 @@ fn a_guest_that_asks_for_what_it_is_refused_without_end_is_ended() {
         (0..).map_while(|number| frames::tell(stream, Kind::Entry, &entry(number)).ok()).count();
     };
     let error = world.sync_with(nag).unwrap_err().to_string();
-    assert_eq!(error, "the other side sent more changes that it may not make than anybody needs");
+    assert_eq!(error, "the other side sent too many changes that it may not make");
     world.ours.room.path_bytes = 10_000;
     let long = |stream: &mut UnixStream| {
         let entry = |number: u32| Entry { path: format!("{number:0200}"), now: Now::Gone };
@@ -362,7 +365,7 @@ fn a_guest_that_asks_for_what_it_is_refused_without_end_is_ended() {
 }
 
 #[test]
-fn what_somebody_saves_here_while_the_guest_stalls_counts() {
+fn a_file_saved_on_the_host_while_the_guest_stalls_is_kept() {
     let mut world = World::new();
     world.write("here/file", "before");
     world.write("here/other", "before");
@@ -381,7 +384,7 @@ fn what_somebody_saves_here_while_the_guest_stalls_counts() {
         frames::send(stream, Kind::Content, b"").unwrap();
         frames::tell(stream, Kind::Entry, &Entry { path: "other".into(), now: Now::Gone }).unwrap();
     };
-    let reason = "it was changed outside of the sandbox meanwhile, and that counts";
+    let reason = "it was also changed outside of the sandbox meanwhile, and that change was kept";
     assert_eq!(world.sync_with(stall).unwrap(), [breach("file", reason), breach("other", reason)]);
     assert_eq!(world.tree("here"), ["file 644 saved meanwhile", "other 644 saved meanwhile, too"]);
 }
