@@ -24,6 +24,7 @@ use crate::footprint::Touches;
 use crate::input::{ARGUMENTS_BYTES_MAX, ARGUMENTS_DEPTH_MAX, check_size, too_large};
 use crate::order::{ReadyQueue, TouchedPaths, UnstartedCalls, WaitsFor};
 use crate::schema::{Spent, measure};
+use crate::spelling::spell;
 
 /// Maximum number of bytes that all references of a batch may expand to. Arguments stay in memory until the batch is
 /// over.
@@ -315,7 +316,8 @@ impl Executor {
         let parallel_max = allowed.parallel_max.unwrap_or(usize::MAX).max(1);
         let mode = if parallel_max == 1 { BatchMode::Sequential } else { batch.mode };
         let max_concurrency = batch.max_concurrency.clamp(1, parallel_max);
-        let known = batch.calls.iter().map(|call| self.predict(call, &batch.caller, mode));
+        let mut batch = batch;
+        let known = batch.calls.iter_mut().map(|call| self.predict(call, &batch.caller, mode));
         let (touches, read_only): (Vec<Touches>, Vec<bool>) = known.unzip();
         let plan = match BatchPlan::make(&batch.calls, &touches, mode) {
             Ok(plan) => plan,
@@ -354,15 +356,17 @@ impl Executor {
     }
 
     /// Returns the paths that a call will touch, as far as known before it runs, and true if the call is read-only.
-    fn predict(&self, batch_call: &BatchCall, caller: &Caller, mode: BatchMode) -> (Touches, bool) {
-        let call = &batch_call.call;
+    fn predict(&self, batch_call: &mut BatchCall, caller: &Caller, mode: BatchMode) -> (Touches, bool) {
+        let call = &mut batch_call.call;
         // A call that will be refused touches nothing. Its own walk reports the reason.
         let Ok(tool) = self.registry().find(&call.tool, caller) else { return (Touches::nothing(), true) };
         let spec = tool.spec();
         if mode != BatchMode::Smart {
             return (Touches::nothing(), spec.annotations.read_only); // only smart order depends on paths
         }
+        let spelled = spell(&tool, &mut call.arguments, &self.inner.confinement);
         let touches = match self.checked(&tool, &call.arguments) {
+            _ if spelled.is_err() => Touches::nothing(),
             _ if !referred_ids(&call.arguments).is_empty() => Touches::unknown(spec),
             Ok(Ok(input)) => Touches::by(&tool, input.value(), &self.inner.confinement),
             Ok(Err(_)) => Touches::nothing(),

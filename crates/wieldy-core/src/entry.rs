@@ -18,6 +18,7 @@ use crate::outcome::Outcome;
 use crate::redact::Redacted;
 use crate::registry::{NotFound, Registered};
 use crate::schema::Measured;
+use crate::spelling::spell;
 
 /// The longest that an answer waits for its record to be safe. After that, it is returned anyway.
 pub(crate) const CLOSING_PATIENCE: Duration = Duration::from_secs(5);
@@ -181,7 +182,7 @@ impl Executor {
     }
 
     /// Opens the call's entry. From here on, the call can be observed and cancelled, and its entry will be closed.
-    pub(crate) fn open(&self, call: Call, batch: Option<&Arc<BatchFlight>>, task: bool) -> Box<Entry> {
+    pub(crate) fn open(&self, mut call: Call, batch: Option<&Arc<BatchFlight>>, task: bool) -> Box<Entry> {
         let engine = &*self.inner;
         // Find the tool before anything is recorded: it knows which arguments are sensitive, and its own name.
         let tool = engine.registry.find(&call.tool, &call.caller);
@@ -194,6 +195,10 @@ impl Executor {
         let (size, too_large) = match check_size(&call.arguments) {
             Ok(size) => (size, None),
             Err(too_large) => (Measured::default(), Some(too_large)),
+        };
+        let misspelled = match &tool {
+            Ok(tool) if too_large.is_none() => spell(tool, &mut call.arguments, &engine.confinement).err(),
+            _ => None,
         };
         let arguments = match &too_large {
             None => Redacted::new(Arc::clone(&call.arguments), marked),
@@ -211,6 +216,7 @@ impl Executor {
                 let advice = "put what is large into a file of the workspace, and name the file";
                 Some(CallError::new(Code::ValidationFailed, too_large.to_string()).suggest(advice))
             }
+            _ if misspelled.is_some() => misspelled.map(|error| *error),
             _ if engine.stopping.load(Ordering::Acquire) => Some(CancelCause::Shutdown.error()),
             _ => None,
         };

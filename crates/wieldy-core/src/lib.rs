@@ -65,6 +65,7 @@ mod schema;
 mod policy;
 
 mod input;
+mod spelling;
 
 mod confirm;
 

@@ -208,6 +208,11 @@ pub(crate) fn sensitive_names(tool: &ToolSpec) -> Marked {
     let last = |name: &String| name.rsplit('/').next().unwrap_or_default().replace("~1", "/").replace("~0", "~");
     let mut names: Vec<String> = tool.sensitive.iter().map(last).collect();
     marked_names(&tool.input_schema, &mut names);
+    let real = marked(names.clone());
+    // Arguments that have both an alias and its real name are recorded as they came.
+    let is_secret = |name: &&String| is_secret_name(name, real.as_deref().unwrap_or_default());
+    let aliases = tool.argument_aliases.iter().filter(|(_, name)| is_secret(name));
+    names.extend(aliases.map(|(alias, _)| alias.clone()));
     marked(names)
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use encoding_rs::Encoding;
 use schemars::JsonSchema;
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 use wieldy_core::{Confinement, Content, Outcome, Run, RunError, Tool, ToolSpec};
 
 use super::error::{FileError, blocking};
@@ -52,10 +52,15 @@ impl Tool for Read {
             "Reads a text file, or some lines of it. The text comes as it is, without line numbers, \
              so that parts of it can be given to `Edit`.",
         )
+        .weak_alias("read_file")
     }
 
     fn names_of(&self, thing: &str, _: &Confinement) -> Vec<String> {
         self.workspace.names_of(thing)
+    }
+
+    fn respell(&self, arguments: &Value, _: &Confinement) -> Vec<(String, String)> {
+        self.workspace.respell(arguments, &[])
     }
 
     async fn run(&self, args: ReadArgs, run: &Run) -> Result<Outcome, RunError> {
