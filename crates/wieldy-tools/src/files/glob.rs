@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 use wieldy_core::{Confinement, Outcome, Run, RunError, Tool, ToolSpec};
 
 use super::error::{FileError, blocking};
-use super::walk::WalkOptions;
 use super::spelling::PatternKind;
+use super::walk::WalkOptions;
 use super::workspace::Workspace;
 
 const LIMIT_DEFAULT: NonZeroU32 = NonZeroU32::new(1000).expect("not zero");

@@ -15,8 +15,8 @@ use wieldy_core::{ArtifactInfo, Confinement, Outcome, Run, RunError, Tool, ToolS
 
 use super::error::{FileError, blocking};
 use super::search::Stoppable;
-use super::walk::{WalkEntry, WalkOptions};
 use super::spelling::PatternKind;
+use super::walk::{WalkEntry, WalkOptions};
 use super::workspace::Workspace;
 use super::{glob, pattern, search};
 

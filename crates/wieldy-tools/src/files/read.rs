@@ -91,7 +91,8 @@ fn read(workspace: &Workspace, args: &ReadArgs, run: &Run) -> Result<Outcome, Fi
 
     let hash = blake3::hash(&content);
     let seen = workspace.reads.note(run.caller(), &workspace.key(&given)?, hash);
-    if let Some(seen) = seen.filter(|seen| *seen != hash) {
+    let changed = seen.filter(|seen| *seen != hash);
+    if let Some(seen) = changed {
         run.source_stale(&given.to_string(), &seen.to_string(), Some(&hash.to_string()));
     }
     let mut outcome = Outcome::text(part.text).structured(json!({
@@ -102,8 +103,15 @@ fn read(workspace: &Workspace, args: &ReadArgs, run: &Run) -> Result<Outcome, Fi
         "bytes": content.len(),
         "encoding": decoded.encoding.name(),
         "hash": hash.to_string(),
+        "changed": changed.is_some(),
     }));
     outcome.partial = part.cut;
+    if changed.is_some() {
+        let line = "[the file changed since this session last read or wrote it]";
+        // The note begins a line of its own, and other notes follow it.
+        let ends_a_line = part.text.is_empty() || part.text.ends_with('\n');
+        outcome.content.push(Content::text(if ends_a_line { format!("{line}\n") } else { format!("\n{line}\n") }));
+    }
     outcome.content.extend(notes(&part, &decoded).into_iter().map(Content::text));
     Ok(outcome)
 }

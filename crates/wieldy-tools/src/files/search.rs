@@ -18,8 +18,8 @@ use wieldy_core::{Confinement, Outcome, Run, RunError, Tool, ToolSpec};
 
 use super::error::{FileError, blocking};
 use super::matches::{FileSink, Matches};
-use super::walk::WalkOptions;
 use super::spelling::PatternKind;
+use super::walk::WalkOptions;
 use super::workspace::Workspace;
 use super::{glob, pattern};
 

@@ -50,7 +50,7 @@ pub(crate) fn relative(text: &str, roots: &[PathBuf]) -> Option<String> {
 fn below(pattern: &str, folder: &str) -> Option<String> {
     let folder: PathBuf = Path::new(folder).components().filter(|part| part.as_os_str() != ".").collect();
     let below = Path::new(pattern).strip_prefix(folder).ok()?.to_str()?;
-    Some(below).filter(|below| !below.is_empty()).map(str::to_owned)
+    Some(below).filter(|below| !matches!(*below, "" | ".")).map(str::to_owned)
 }
 
 #[cfg(test)]

@@ -183,6 +183,9 @@ mod tests {
             assert_eq!(line("test"), Ok(test.to_owned()));
         }
         assert_eq!(line("clean"), Ok("cargo clean".to_owned()));
-        assert_eq!((line("build"), line("check")), (Ok("cargo build".to_owned()), Ok("cargo check --all-targets".to_owned())));
+        assert_eq!(
+            (line("build"), line("check")),
+            (Ok("cargo build".to_owned()), Ok("cargo check --all-targets".to_owned()))
+        );
     }
 }

@@ -140,8 +140,8 @@ fn make_targets(text: &str) -> BTreeSet<String> {
             continue;
         }
         let Some((targets, rest)) = line.split_once(':').filter(|_| !is_defining) else { continue };
-        // `A := b`, `A ::= b` and `A = b:c` set variables.
-        if targets.contains('=') || rest.trim_start_matches(':').starts_with('=') {
+        // `A := b`, `A ::= b` and `A = b:c` set variables. The words of `$(shell …)` are no names.
+        if targets.contains(['=', '$']) || rest.trim_start_matches(':').starts_with('=') {
             continue;
         }
         let usable = targets.split_whitespace().filter(|name| is_usable(name) && !name.starts_with('.'));
@@ -162,7 +162,10 @@ mod tests {
     fn a_target_is_a_name_that_exactly_one_file_defines() {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
-        write("package.json", r#"{"scripts": {"production": "x", "dist": "x", "-x": "x", "a;b": "x", "build:all": 5}}"#);
+        write(
+            "package.json",
+            r#"{"scripts": {"production": "x", "dist": "x", "-x": "x", "a;b": "x", "build:all": 5}}"#,
+        );
         write(
             "Makefile",
             "CC := gcc\nX = a:b\nAB ::= c\n.PHONY: dist docs\ndist docs: a.c\n\t@echo not: this\n%.o: %.c\n$(X): y\n\
