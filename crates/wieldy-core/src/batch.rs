@@ -287,8 +287,14 @@ impl<'a> ReferenceFiller<'a> {
             self.bytes_left = self.bytes_left.checked_sub(text.len()).ok_or_else(self.too_large)?;
             return Ok(Value::String(text));
         };
-        let whole =
-            self.whole.entry(id).or_insert_with(|| serde_json::to_value(result).expect("a result is plain data"));
+        // The arguments of a result are redacted and cut, so they must not become arguments of another call.
+        if pointer.as_str().is_some_and(|pointer| pointer.split('/').nth(1) == Some("arguments")) {
+            let message = format!("{pointer} of the result of `{id}` cannot be referred to: secrets are cut out of it");
+            let advice =
+                "write the argument itself; a reference leads to an answer: `/structured/…`, `/content/0/text`";
+            return Err(CallError::new(Code::ValidationFailed, message).suggest(advice));
+        }
+        let whole = self.whole.entry(id).or_insert_with(|| without_arguments(result));
         let found = pointer.as_str().and_then(|pointer| whole.pointer(pointer)).ok_or_else(|| {
             CallError::new(Code::ValidationFailed, format!("there is nothing at {pointer} in the result of `{id}`"))
                 .suggest("a pointer starts at the result: `/structured/…`, `/content/0/text`")
@@ -297,6 +303,12 @@ impl<'a> ReferenceFiller<'a> {
         self.bytes_left -= size.bytes;
         Ok(found.clone())
     }
+}
+
+fn without_arguments(result: &ToolResult) -> Value {
+    let mut whole = serde_json::to_value(result).expect("a result is plain data");
+    whole.as_object_mut().map(|whole| whole.shift_remove("arguments"));
+    whole
 }
 
 impl Executor {
@@ -309,6 +321,9 @@ impl Executor {
     pub(crate) async fn run_batch(&self, batch: Batch, flight: Arc<BatchFlight>) -> Result<BatchResult, CallError> {
         let _open = OpenBatch::new(self, &flight);
         let began = Instant::now();
+        if let Err(misnamed) = batch.caller.check() {
+            return Err(self.refuse_batch(batch, misnamed, &flight).await);
+        }
         let allowed = match self.policy().check_batch(&batch.caller, batch.calls.len()) {
             Ok(allowed) => allowed,
             Err(denied) => return Err(self.refuse_batch(batch, denied.into(), &flight).await),

@@ -28,7 +28,7 @@ pub use stream::StreamRedactor;
 /// The replacement for a secret.
 pub const REDACTED: &str = "[redacted]";
 
-/// Arguments that can be read only without their secrets: the type gives no access to the original.
+/// Arguments that others can read only without their secrets.
 ///
 /// The secrets are searched when the arguments are written or shown, and not before, so that a call does not wait for
 /// it.
@@ -48,6 +48,15 @@ pub(crate) type Marked = Option<Arc<[String]>>;
 impl Redacted {
     pub(crate) fn new(raw: Arc<Value>, marked: Marked) -> Self {
         Self { raw, marked, own: OnceLock::new(), parted: OnceLock::new() }
+    }
+
+    /// Returns the arguments with their secrets, for [`CheckedArguments`](crate::CheckedArguments) alone.
+    pub(crate) fn raw(&self) -> &Value {
+        &self.raw
+    }
+
+    pub(crate) fn marked(&self) -> Marked {
+        self.marked.clone()
     }
 
     /// Returns true if the arguments have no secrets.
