@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use crate::call::Caller;
-use crate::error::CallError;
-use crate::input::Violations;
+use crate::error::{CallError, Code};
 
 /// Maximum length of an agent, a tenant, a session and a user, in characters.
 const NAME_CHARACTERS_MAX: usize = 256;
@@ -17,7 +16,7 @@ impl Caller {
         let Some((which, mistake)) = mistake else { return Ok(()) };
         let advice = "agent, tenant, session and user have 1 to 256 characters, none of them a control character or one \
                       that changes the direction of text";
-        Err(CallError::from(Violations::one("", format!("the {which} of the caller {mistake}"))).suggest(advice))
+        Err(CallError::new(Code::ValidationFailed, format!("the {which} of the caller {mistake}")).suggest(advice))
     }
 
     /// Returns the caller as it is recorded if its names are wrong: escaped and cut.

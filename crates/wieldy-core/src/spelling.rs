@@ -10,8 +10,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use crate::confinement::Confinement;
-use crate::error::CallError;
-use crate::input::Violations;
+use crate::error::{CallError, Code};
 use crate::registry::Registered;
 use crate::tool::{Provider, ToolSpec};
 
@@ -48,8 +47,8 @@ fn check_names(given: &Map<String, Value>, aliases: &BTreeMap<String, String>) -
         let real = aliases.get(name).unwrap_or(name);
         let Some(earlier) = seen.insert(real, name) else { continue };
         let (alias, other) = if name == real { (earlier, name) } else { (name, earlier) };
-        let message = format!("it is another name for `{real}`, and `{other}` is given too");
-        let error = CallError::from(Violations::one(&format!("/{alias}"), message));
+        let message = format!("`/{alias}`: it is another name for `{real}`, and `{other}` is given too");
+        let error = CallError::new(Code::ValidationFailed, message);
         return Err(Box::new(error.suggest(format!("give only `{real}`"))));
     }
     Ok(())
