@@ -248,7 +248,7 @@ mod tests {
             (
                 "[{\"tool\":\"a\"},\n{\"tol\":\"b\"}]",
                 2,
-                "unknown field `tol`, expected one of `id`, `tool`, `arguments`, `after`, `idempotency_key`",
+                "unknown field `tol`, expected one of `id`, `name`, `tool`, `args`, `arguments`, `after`, `idempotency_key`",
             ),
             ("{\"tool\":\"a\"}\n{\"id\":\"b\"}", 2, "missing field `tool`"),
             ("{\"tool\":\"a\"}\n\n{tool}", 3, "key must be a string"),

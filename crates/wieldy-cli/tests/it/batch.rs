@@ -133,8 +133,8 @@ fn mistakes_are_told_with_their_line() {
     ----- stdout -----
 
     ----- stderr -----
-    error: batch.json:3: unknown field `argumnts`, expected one of `id`, `tool`, `arguments`, `after`, `idempotency_key`
-    hint: did you mean `arguments`? a batch is a JSON array of such objects, or one per line: {"id": "b", "tool": "Read", "arguments": {"path": "notes.txt"}, "after": ["a"], "idempotency_key": "k"}
+    error: batch.json:3: unknown field `argumnts`, expected one of `id`, `name`, `tool`, `args`, `arguments`, `after`, `idempotency_key`
+    hint: did you mean `arguments` or `args`? a batch is a JSON array of such objects, or one per line: {"id": "b", "tool": "Read", "arguments": {"path": "notes.txt"}, "after": ["a"], "idempotency_key": "k"}
     "#);
     insta::assert_snapshot!(world.run_with_input(&["batch", "-"], "{\"tool\":\"List\"}\n{\"tool\":"), @r#"
     exit: 2

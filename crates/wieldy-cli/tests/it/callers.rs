@@ -73,8 +73,8 @@ fn names_that_are_none_are_refused_and_recorded_escaped() {
 
 #[test]
 fn a_configured_token_with_a_bad_name_ends_the_start() {
-    let world = World::new().file("wieldy.toml", "[serve.tokens.x]\ntoken = \"0123456789abcdef\"\nuser = \"\"");
-    let told = world.run(&["serve", "--listen", "127.0.0.1:0"]);
+    let world = World::new().file("../own.toml", "[serve.tokens.x]\ntoken = \"0123456789abcdef\"\nuser = \"\"");
+    let told = world.run(&["serve", "--listen", "127.0.0.1:0", "--config", "../own.toml"]);
     assert!(told.starts_with("exit: 2"), "{told}");
     assert!(told.contains("`serve.tokens.x`: the user of the caller is empty"), "{told}");
 }

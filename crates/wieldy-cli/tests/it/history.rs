@@ -218,6 +218,7 @@ fn one_call_is_shown_by_its_id_or_the_beginning_of_it() {
     let id = page["executions"][0]["execution_id"].as_str().unwrap();
     let whole = told(&world, &["history", "show", id]);
     assert_eq!(told(&world, &["history", "show", &id[..20]]), whole);
+    let whole = whole.replace(&format!("user:  {}\n", crate::callers::account()), "user:  [account]\n");
     insta::assert_snapshot!(whole, @r#"
     exit: 0
     ----- stdout -----
@@ -230,6 +231,7 @@ fn one_call_is_shown_by_its_id_or_the_beginning_of_it() {
     returned:  0 B
     attempts:  1
     agent:  ada
+    user:  [account]
     workspace:  [root]/work
     task:  true
 

@@ -79,7 +79,7 @@ fn a_build_takes_a_script_of_the_project() {
 fn the_arguments_in_a_result_are_without_secrets() {
     let manifest = "[[tool]]\nname = \"greet\"\ndescription = \"\"\ncommand = [\"echo\", \"{name}\"]\n\
                     sensitive = [\"seal\"]\nargument-aliases = { stamp = \"seal\" }\n[tool.arguments]\n\
-                    name = { type = \"string\" }\nseal = { type = \"string\" }\n";
+                    name = { type = \"string\", required = true }\nseal = { type = \"string\" }\n";
     let world = World::new().file(".wieldy/tools/greet.toml", manifest);
     let result = world.json(&["call", "greet", "name=ada", "stamp=4711-x", "--isolation", "none", "--json"]);
     assert_eq!(result["arguments"], json!({"name": "ada", "seal": "[redacted]"}), "{result}");

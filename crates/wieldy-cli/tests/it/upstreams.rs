@@ -102,7 +102,7 @@ fn a_name_does_not_go_quietly_from_our_tool_to_that_of_a_server() {
     assert!(!world.path("a.txt").exists());
     let mut client = Client::start(&world, &[]);
     let answer = client.call(1, "write_file", json!({"path": "a.txt", "content": "x"}));
-    let error = &answer["result"]["_meta"]["wieldy/error"];
+    let error = &answer["error"]["data"];
     assert_eq!((&error["code"], &error["message"]), (&json!("E3001"), &json!(ambiguous)), "{answer}");
     client.end();
     assert_eq!(world.code(&["call", "Write", "path=a.txt", "content=x"]), Some(0));
