@@ -27,7 +27,7 @@ fn told(world: &World, arguments: &[&str]) -> String {
         (r"\+?\d+(\.\d)? (ms|s)\b", "[took]"),
         (r"(duration|queued)_ms=[0-9.]+", "${1}_ms=[took]"),
         (r"(\S)  +", "$1  "),
-        (r"\n {5,}\[took\]", "\n    [took]"),
+        (r"\n {2,}\[took\]", "\n    [took]"),
         (r"\b[0-9a-f]{8}-[0-9a-f]{4}(-[0-9a-f]{0,4}){0,2}(-[0-9a-f]{0,11})?", "[id]"),
         (r"\d{4}-\d\d-\d\d", "[day]"),
     ];
