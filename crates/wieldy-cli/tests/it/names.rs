@@ -41,11 +41,11 @@ fn the_usual_names_work_on_the_command_line() {
 fn the_usual_names_work_over_mcp() {
     let world = World::new().file("a.txt", "one two\n");
     let mut client = Client::start(&world, &[]);
-    for (tool, name) in [("Read", "file_path"), ("read_file", "path"), ("read_file", "file_path")] {
-        let answer = client.call(1, tool, json!({ name: world.path("a.txt") }));
+    for (id, tool, name) in [(1, "Read", "file_path"), (2, "read_file", "path"), (3, "read_file", "file_path")] {
+        let answer = client.call(id, tool, json!({ name: world.path("a.txt") }));
         assert_eq!(answer["result"]["content"], json!([{"type": "text", "text": "one two\n"}]), "{tool} {name}");
     }
-    let tools = client.ask(json!({"jsonrpc": "2.0", "id": 2, "method": "tools/list"})).to_string();
+    let tools = client.ask(json!({"jsonrpc": "2.0", "id": 4, "method": "tools/list"})).to_string();
     assert!(!tools.contains("file_path") && !tools.contains("read_file"), "{tools}");
     client.end();
     assert_eq!(last_call(&world), json!(["Read", {"path": "a.txt"}]));
