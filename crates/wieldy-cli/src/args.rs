@@ -209,6 +209,12 @@ pub(crate) struct RunArgs {
     /// The session that the call is recorded under; its `/tmp`, `$HOME` and read marks end with the command
     #[arg(long, value_name = "ID", help_heading = CALLER)]
     pub(crate) session: Option<String>,
+    /// The person behind the agent [default: the name of your account]
+    #[arg(long, value_name = "NAME", help_heading = ON_BEHALF)]
+    pub(crate) user: Option<String>,
+    /// The tenant that the agent belongs to
+    #[arg(long, value_name = "NAME", help_heading = ON_BEHALF)]
+    pub(crate) tenant: Option<String>,
     /// See only tools without a scope or with this one; may be repeated [default: every tool]
     #[arg(long, value_name = "SCOPE", help_heading = CALLER)]
     pub(crate) scope: Vec<String>,
@@ -275,6 +281,12 @@ pub(crate) struct McpArgs {
     /// The session of the calls [default: a new one for each client]
     #[arg(long, value_name = "ID", help_heading = CALLER)]
     pub(crate) session: Option<String>,
+    /// The person behind the agent [default: the name of your account]
+    #[arg(long, value_name = "NAME", help_heading = ON_BEHALF)]
+    pub(crate) user: Option<String>,
+    /// The tenant that the agent belongs to
+    #[arg(long, value_name = "NAME", help_heading = ON_BEHALF)]
+    pub(crate) tenant: Option<String>,
     /// Show only tools without a scope or with this one; may be repeated [default: every tool]
     #[arg(long, value_name = "SCOPE", help_heading = CALLER)]
     pub(crate) scope: Vec<String>,

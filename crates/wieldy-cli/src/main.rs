@@ -1,5 +1,6 @@
 //! The `wieldy` command: reads arguments and configuration, builds an executor, and prints the results.
 
+mod account;
 mod args;
 mod assemble;
 mod commands;

@@ -24,6 +24,7 @@ use crate::footprint::Touches;
 use crate::input::{ARGUMENTS_BYTES_MAX, ARGUMENTS_DEPTH_MAX, check_size, too_large};
 use crate::order::{ReadyQueue, TouchedPaths, UnstartedCalls, WaitsFor};
 use crate::schema::{Spent, measure};
+use crate::spelling::spell;
 
 /// Maximum number of bytes that all references of a batch may expand to. Arguments stay in memory until the batch is
 /// over.
@@ -286,8 +287,14 @@ impl<'a> ReferenceFiller<'a> {
             self.bytes_left = self.bytes_left.checked_sub(text.len()).ok_or_else(self.too_large)?;
             return Ok(Value::String(text));
         };
-        let whole =
-            self.whole.entry(id).or_insert_with(|| serde_json::to_value(result).expect("a result is plain data"));
+        // The arguments of a result are redacted and cut, so they must not become arguments of another call.
+        if pointer.as_str().is_some_and(|pointer| pointer.split('/').nth(1) == Some("arguments")) {
+            let message = format!("{pointer} of the result of `{id}` cannot be referred to: secrets are cut out of it");
+            let advice =
+                "write the argument itself; a reference leads to an answer: `/structured/…`, `/content/0/text`";
+            return Err(CallError::new(Code::ValidationFailed, message).suggest(advice));
+        }
+        let whole = self.whole.entry(id).or_insert_with(|| without_arguments(result));
         let found = pointer.as_str().and_then(|pointer| whole.pointer(pointer)).ok_or_else(|| {
             CallError::new(Code::ValidationFailed, format!("there is nothing at {pointer} in the result of `{id}`"))
                 .suggest("a pointer starts at the result: `/structured/…`, `/content/0/text`")
@@ -296,6 +303,12 @@ impl<'a> ReferenceFiller<'a> {
         self.bytes_left -= size.bytes;
         Ok(found.clone())
     }
+}
+
+fn without_arguments(result: &ToolResult) -> Value {
+    let mut whole = serde_json::to_value(result).expect("a result is plain data");
+    whole.as_object_mut().map(|whole| whole.shift_remove("arguments"));
+    whole
 }
 
 impl Executor {
@@ -308,6 +321,9 @@ impl Executor {
     pub(crate) async fn run_batch(&self, batch: Batch, flight: Arc<BatchFlight>) -> Result<BatchResult, CallError> {
         let _open = OpenBatch::new(self, &flight);
         let began = Instant::now();
+        if let Err(misnamed) = batch.caller.check() {
+            return Err(self.refuse_batch(batch, misnamed, &flight).await);
+        }
         let allowed = match self.policy().check_batch(&batch.caller, batch.calls.len()) {
             Ok(allowed) => allowed,
             Err(denied) => return Err(self.refuse_batch(batch, denied.into(), &flight).await),
@@ -315,7 +331,8 @@ impl Executor {
         let parallel_max = allowed.parallel_max.unwrap_or(usize::MAX).max(1);
         let mode = if parallel_max == 1 { BatchMode::Sequential } else { batch.mode };
         let max_concurrency = batch.max_concurrency.clamp(1, parallel_max);
-        let known = batch.calls.iter().map(|call| self.predict(call, &batch.caller, mode));
+        let mut batch = batch;
+        let known = batch.calls.iter_mut().map(|call| self.predict(call, &batch.caller, mode));
         let (touches, read_only): (Vec<Touches>, Vec<bool>) = known.unzip();
         let plan = match BatchPlan::make(&batch.calls, &touches, mode) {
             Ok(plan) => plan,
@@ -354,15 +371,17 @@ impl Executor {
     }
 
     /// Returns the paths that a call will touch, as far as known before it runs, and true if the call is read-only.
-    fn predict(&self, batch_call: &BatchCall, caller: &Caller, mode: BatchMode) -> (Touches, bool) {
-        let call = &batch_call.call;
+    fn predict(&self, batch_call: &mut BatchCall, caller: &Caller, mode: BatchMode) -> (Touches, bool) {
+        let call = &mut batch_call.call;
         // A call that will be refused touches nothing. Its own walk reports the reason.
         let Ok(tool) = self.registry().find(&call.tool, caller) else { return (Touches::nothing(), true) };
         let spec = tool.spec();
         if mode != BatchMode::Smart {
             return (Touches::nothing(), spec.annotations.read_only); // only smart order depends on paths
         }
+        let spelled = spell(&tool, &mut call.arguments, &self.inner.confinement);
         let touches = match self.checked(&tool, &call.arguments) {
+            _ if spelled.is_err() => Touches::nothing(),
             _ if !referred_ids(&call.arguments).is_empty() => Touches::unknown(spec),
             Ok(Ok(input)) => Touches::by(&tool, input.value(), &self.inner.confinement),
             Ok(Err(_)) => Touches::nothing(),

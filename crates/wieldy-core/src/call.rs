@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use uuid::{ContextV7, Uuid};
 
+use crate::arguments::CheckedArguments;
 use crate::artifact::ArtifactId;
 use crate::attempt::RetryIf;
 use crate::confinement::{Network, ResourceLimits, SessionKey};
@@ -298,6 +299,10 @@ pub struct ToolResult {
     pub call_id: Option<String>,
     /// The tool's full name, or the requested name if there is no such tool.
     pub tool: Arc<str>,
+    /// The arguments as they were checked, or as they were given if the call ended before that. Their JSON is redacted,
+    /// and has at most 16 KiB.
+    #[serde(default)]
+    pub arguments: CheckedArguments,
     /// The provider of the tool; empty if there is no such tool.
     pub provider: Arc<str>,
     /// The final status.
@@ -327,9 +332,6 @@ pub struct ToolResult {
     pub passed_on: Option<Box<PassedOn>>,
     /// The labels of the call.
     pub labels: Vec<String>,
-    /// The checked arguments that ran. They are left out of the JSON, because its reader sent them.
-    #[serde(skip)]
-    pub arguments: Arc<Value>,
 }
 
 impl ToolResult {
@@ -341,6 +343,7 @@ impl ToolResult {
             execution_id,
             call_id: None,
             tool,
+            arguments: CheckedArguments::default(),
             provider: Arc::default(),
             status: error.status(),
             content: Vec::new(),
@@ -355,7 +358,6 @@ impl ToolResult {
             sandbox: None,
             passed_on: None,
             labels: Vec::new(),
-            arguments: Arc::default(),
         }
     }
 

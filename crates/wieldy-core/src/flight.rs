@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::call::{BatchId, Call, ExecutionId};
+use crate::call::{BatchId, Call, Caller, ExecutionId};
 use crate::capture::{Capture, Captured};
 use crate::error::{CallError, Code, duration_ms};
 use crate::event::{Body, CallState, Keyed, Subject};
@@ -97,9 +97,10 @@ impl AsRef<Log> for Flight {
 }
 
 impl Flight {
-    /// Creates a flight for the tool of this name, which may differ from the requested name.
+    /// Creates a flight for the caller and the tool of these names, which may differ from the given ones.
     pub(crate) fn new(
         call: &Call,
+        caller: Arc<Caller>,
         tool: Arc<str>,
         arguments: Redacted,
         recorder: &Arc<Recorder>,
@@ -107,13 +108,14 @@ impl Flight {
         task: bool,
     ) -> Self {
         let opened_at = Timestamp::now();
-        Self::of(ExecutionId::next_at(opened_at), opened_at, call, tool, arguments, recorder, batch, task)
+        Self::of(ExecutionId::next_at(opened_at), opened_at, call, caller, tool, arguments, recorder, batch, task)
     }
 
     /// Creates a flight for a call that was open when an earlier executor stopped, in the state it had then.
     pub(crate) fn resumed(was: &Interrupted, call: &Call, recorder: &Arc<Recorder>) -> Self {
         let (tool, arguments) = (Arc::clone(&call.tool), Redacted::new(Arc::clone(&call.arguments), None));
-        let flight = Self::of(was.execution, was.opened_at, call, tool, arguments, recorder, None, was.task);
+        let caller = Arc::clone(&call.caller);
+        let flight = Self::of(was.execution, was.opened_at, call, caller, tool, arguments, recorder, None, was.task);
         flight.log.writer().set_state(was.state);
         flight
     }
@@ -123,6 +125,7 @@ impl Flight {
         id: ExecutionId,
         opened_at: Timestamp,
         call: &Call,
+        caller: Arc<Caller>,
         tool: Arc<str>,
         arguments: Redacted,
         recorder: &Arc<Recorder>,
@@ -134,7 +137,7 @@ impl Flight {
             batch: batch.map(|batch| batch.id),
             call_id: call.call_id.clone(),
             tool: Some(tool),
-            caller: Arc::clone(&call.caller),
+            caller,
             arguments,
         };
         Self {
@@ -300,7 +303,8 @@ impl AsRef<Log> for BatchFlight {
 }
 
 impl BatchFlight {
-    pub(crate) fn new(caller: Arc<crate::call::Caller>) -> Self {
+    pub(crate) fn new(caller: Arc<Caller>) -> Self {
+        let caller = if caller.check().is_ok() { caller } else { caller.escaped() };
         let id = BatchId::next();
         let subject = Subject { batch: Some(id), ..Subject::of(caller) };
         Self {
@@ -456,7 +460,6 @@ impl Flights {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::call::Caller;
     use crate::journal::MemoryJournal;
 
     /// Adds a finished batch with this number of events.

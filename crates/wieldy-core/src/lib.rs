@@ -72,7 +72,9 @@ mod executor;
 mod entry;
 mod terms;
 
+mod arguments;
 mod call;
+mod caller;
 #[doc(hidden)]
 pub mod mistakes;
 pub mod name;
@@ -85,6 +87,7 @@ mod schema;
 mod policy;
 
 mod input;
+mod spelling;
 
 mod confirm;
 
@@ -134,6 +137,7 @@ mod facts;
 pub use futures_util::future::BoxFuture;
 
 pub use admit::{Limits, Slot};
+pub use arguments::CheckedArguments;
 pub use artifact::{ArtifactId, ArtifactInfo, ArtifactMaker, ArtifactWriter, Artifacts, MemoryArtifacts};
 pub use attempt::{Backoff, RetryIf, RetryPolicy};
 pub use batch::{Batch, BatchCall, BatchError, BatchMode, BatchResult, BatchSummary};

@@ -15,6 +15,7 @@ use serde_json::{Map, Value};
 use crate::mistakes::{key_at, read_table};
 use crate::name::{ToolName, hint_for_unknown_key, in_plain_words, near_misses};
 use crate::schema::Schema;
+use crate::spelling::alias_mistakes;
 use crate::tool::ToolSpec;
 
 use file::FileTool;
@@ -343,6 +344,7 @@ fn check(spec: &ToolSpec, line: Option<usize>) -> Vec<Problem> {
             messages.push(format!("there is no argument `{argument}`{hint}"));
         }
     }
+    messages.extend(alias_mistakes(spec));
     messages.extend(spec.limits.zeroes().iter().map(|name| format!("the limit `{name}` is 0, so it could never run")));
     let tool = shown_name(&spec.name);
     messages.into_iter().map(|message| Problem { line, tool: Some(tool.clone()), message }).collect()

@@ -1,5 +1,6 @@
 //! Tools: their declaration ([`ToolSpec`]), the trait to implement ([`Tool`]) and the registry's form ([`AnyTool`]).
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -54,6 +55,13 @@ pub trait Tool: Send + Sync + 'static {
         vec![thing.to_owned()]
     }
 
+    /// Returns the arguments that have a usual spelling which differs from the given one, each with that spelling: for
+    /// an absolute path inside the workspace, the relative one. Called when a call is opened, before anything of it is
+    /// recorded, so it should be fast and look at no file.
+    fn respell(&self, _arguments: &Value, _confinement: &Confinement) -> Vec<(String, String)> {
+        Vec::new()
+    }
+
     /// Describes the program that a call would start. Asked before a person confirms, and again directly before the
     /// program starts: the call is refused if the answers differ. A tool that starts no program returns `None`.
     fn program(
@@ -76,6 +84,11 @@ pub trait AnyTool: Send + Sync + 'static {
     /// Returns all names of a thing in the footprint.
     fn names_of(&self, thing: &str, _confinement: &Confinement) -> Vec<String> {
         vec![thing.to_owned()]
+    }
+
+    /// Returns the arguments that have a usual spelling which differs from the given one, each with that spelling.
+    fn respell(&self, _arguments: &Value, _confinement: &Confinement) -> Vec<(String, String)> {
+        Vec::new()
     }
 
     /// Describes the program that a call with these arguments would start.
@@ -102,6 +115,10 @@ impl<T: Tool> AnyTool for T {
 
     fn names_of(&self, thing: &str, confinement: &Confinement) -> Vec<String> {
         Tool::names_of(self, thing, confinement)
+    }
+
+    fn respell(&self, arguments: &Value, confinement: &Confinement) -> Vec<(String, String)> {
+        Tool::respell(self, arguments, confinement)
     }
 
     fn program<'a>(
@@ -208,6 +225,14 @@ pub struct ToolSpec {
     pub footprint: Option<Footprint>,
     /// Other names by which it can be called.
     pub aliases: Vec<String>,
+    /// Other names by which it can be called while no other tool has them. A tool of the very name goes first, and if
+    /// it is also the short name of a server's tool, a call must use a full name.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub weak_aliases: Vec<String>,
+    /// Other names of its arguments, each with the real name. They are not in the schema, and are replaced when a call
+    /// is opened.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub argument_aliases: BTreeMap<String, String>,
     /// The origin of the tool.
     pub provider: Provider,
 }
@@ -235,6 +260,8 @@ impl ToolSpec {
             sensitive: Vec::new(),
             footprint: None,
             aliases: Vec::new(),
+            weak_aliases: Vec::new(),
+            argument_aliases: BTreeMap::new(),
             provider: Provider::Local,
         }
     }
@@ -313,6 +340,20 @@ impl ToolSpec {
     #[must_use]
     pub fn alias(mut self, name: &str) -> Self {
         self.aliases.push(name.to_owned());
+        self
+    }
+
+    /// Adds another name by which it can be called while no other tool has that name.
+    #[must_use]
+    pub fn weak_alias(mut self, name: &str) -> Self {
+        self.weak_aliases.push(name.to_owned());
+        self
+    }
+
+    /// Adds another name for an argument.
+    #[must_use]
+    pub fn argument_alias(mut self, alias: &str, argument: &str) -> Self {
+        self.argument_aliases.insert(alias.to_owned(), argument.to_owned());
         self
     }
 

@@ -27,6 +27,10 @@ use crate::{assemble, confirm, history, in_runtime, log, upstreams};
 /// The maximal size of a batch as JSON, in bytes.
 const BATCH_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
+/// A correct call, with every key, for messages.
+const CORRECT_LINE: &str =
+    r#"{"id": "b", "tool": "Read", "arguments": {"path": "notes.txt"}, "after": ["a"], "idempotency_key": "k"}"#;
+
 /// The interval for redrawing the progress bar with the elapsed time.
 const TICK: Duration = Duration::from_millis(200);
 
@@ -35,8 +39,9 @@ const TICK: Duration = Duration::from_millis(200);
 #[serde(deny_unknown_fields)]
 struct Entry {
     id: Option<String>,
+    #[serde(alias = "name")]
     tool: String,
-    #[serde(default)]
+    #[serde(default, alias = "args")]
     arguments: Value,
     #[serde(default)]
     after: Vec<String>,
@@ -202,8 +207,8 @@ fn read(file: &str) -> Result<Vec<Entry>, Failure> {
         return Err(Failure::usage(told).hint("make several batches of it, one after the other"));
     }
     parse(&text).map_err(|(line, message)| {
-        let form = "a batch is a JSON array, or one object per line, with `id`, `tool`, `arguments`, `after` and `idempotency_key`";
-        let hint = hint_for_unknown_key(&message).unwrap_or_else(|| form.to_owned());
+        let form = format!("a batch is a JSON array of such objects, or one per line: {CORRECT_LINE}");
+        let hint = hint_for_unknown_key(&message).map_or_else(|| form.clone(), |near| format!("{near} {form}"));
         Failure::usage(anyhow!("{name}:{line}: {message}")).hint(hint)
     })
 }
@@ -232,6 +237,7 @@ mod tests {
                         {"tool":"List","after":["a"]}]"#;
         let lines = "{\"id\":\"a\",\"tool\":\"Read\",\"arguments\":{\"path\":\"x\"}}\n\n{\"tool\":\"List\",\"after\":[\"a\"]}\n";
         assert_eq!(parse(array), parse(lines));
+        assert_eq!(parse(array), parse(&array.replace("\"tool\"", "\"name\"").replace("\"arguments\"", "\"args\"")));
         assert_eq!(parse(array).unwrap().len(), 2);
         assert_eq!(parse(" \n"), Ok(Vec::new()));
     }
@@ -242,7 +248,7 @@ mod tests {
             (
                 "[{\"tool\":\"a\"},\n{\"tol\":\"b\"}]",
                 2,
-                "unknown field `tol`, expected one of `id`, `tool`, `arguments`, `after`, `idempotency_key`",
+                "unknown field `tol`, expected one of `id`, `name`, `tool`, `args`, `arguments`, `after`, `idempotency_key`",
             ),
             ("{\"tool\":\"a\"}\n{\"id\":\"b\"}", 2, "missing field `tool`"),
             ("{\"tool\":\"a\"}\n\n{tool}", 3, "key must be a string"),

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use wieldy::{Caller, Held, Level, Options, ResourceLimits};
 
+use crate::account;
 use crate::args::RunArgs;
 use crate::config::Config;
 use crate::output::Printer;
@@ -13,6 +14,8 @@ pub(crate) fn caller(run: &RunArgs) -> Arc<Caller> {
     let held = |names: &[String]| if names.is_empty() { Held::All } else { Held::only(names) };
     Arc::new(Caller {
         agent: run.agent.clone(),
+        user: Some(run.user.clone().unwrap_or_else(account::name)),
+        tenant: run.tenant.clone(),
         session: run.session.clone(),
         plan: run.plan.clone(),
         scopes: held(&run.scope),

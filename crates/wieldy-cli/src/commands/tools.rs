@@ -106,12 +106,16 @@ fn description(spec: &ToolSpec) -> String {
     .collect();
     let seconds = |time: Option<std::time::Duration>| time.map(|time| format!("{} s", time.as_secs_f64()));
     let footprint = spec.footprint.clone().unwrap_or_default();
+    let aliases: Vec<String> = spec.aliases.iter().chain(&spec.weak_aliases).cloned().collect();
+    let renamed = spec.argument_aliases.iter().map(|(alias, name)| format!("{alias} for {name}"));
+    let argument_aliases: Vec<String> = renamed.collect();
     let facts = [
         ("title", spec.title.clone()),
         ("category", Some(spec.category.clone())),
         ("provider", Some(spec.provider.to_string())),
         ("version", Some(spec.version.clone())),
-        ("aliases", listed(&spec.aliases)),
+        ("aliases", listed(&aliases)),
+        ("argument names", listed(&argument_aliases)),
         ("promises", (!promises.is_empty()).then(|| promises.join(", "))),
         ("reads", listed(&footprint.reads)),
         ("writes", listed(&footprint.writes)),

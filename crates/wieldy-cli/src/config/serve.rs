@@ -152,6 +152,7 @@ impl TokenConfig {
             permissions: held(file.permissions),
             ..Caller::agent(file.agent.unwrap_or_else(|| name.clone()))
         };
+        caller.check().map_err(|mistake| format!("`serve.tokens.{name}`: {}", mistake.message))?;
         Ok(Self { name, secret, caller })
     }
 

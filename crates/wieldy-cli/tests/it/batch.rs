@@ -128,22 +128,22 @@ fn a_batch_that_makes_no_sense_is_refused_whole() {
 fn mistakes_are_reported_with_their_line() {
     let world =
         World::new().file("batch.json", "[\n  {\"tool\": \"List\"},\n  {\"tool\": \"List\", \"argumnts\": {}}\n]");
-    insta::assert_snapshot!(world.run(&["batch", "batch.json"]), @"
+    insta::assert_snapshot!(world.run(&["batch", "batch.json"]), @r#"
     exit: 2
     ----- stdout -----
 
     ----- stderr -----
-    error: batch.json:3: unknown field `argumnts`, expected one of `id`, `tool`, `arguments`, `after`, `idempotency_key`
-    hint: did you mean `arguments`?
-    ");
-    insta::assert_snapshot!(world.run_with_input(&["batch", "-"], "{\"tool\":\"List\"}\n{\"tool\":"), @"
+    error: batch.json:3: unknown field `argumnts`, expected one of `id`, `name`, `tool`, `args`, `arguments`, `after`, `idempotency_key`
+    hint: did you mean `arguments` or `args`? a batch is a JSON array of such objects, or one per line: {"id": "b", "tool": "Read", "arguments": {"path": "notes.txt"}, "after": ["a"], "idempotency_key": "k"}
+    "#);
+    insta::assert_snapshot!(world.run_with_input(&["batch", "-"], "{\"tool\":\"List\"}\n{\"tool\":"), @r#"
     exit: 2
     ----- stdout -----
 
     ----- stderr -----
     error: standard input:2: EOF while parsing a value
-    hint: a batch is a JSON array, or one object per line, with `id`, `tool`, `arguments`, `after` and `idempotency_key`
-    ");
+    hint: a batch is a JSON array of such objects, or one per line: {"id": "b", "tool": "Read", "arguments": {"path": "notes.txt"}, "after": ["a"], "idempotency_key": "k"}
+    "#);
     insta::assert_snapshot!(world.run(&["batch", "missing.json"]), @"
     exit: 2
     ----- stdout -----

@@ -32,7 +32,7 @@ fn the_whole_result_is_one_line_of_json() {
     insta::assert_snapshot!(world.run(&arguments), @r#"
     exit: 0
     ----- stdout -----
-    {"execution_id":"[id]","call_id":null,"tool":"Bash","provider":"builtin","status":"success","content":[{"type":"text","text":"hi"}],"structured":{"exit_code":0},"error":null,"attempts":1,"cached":false,"partial":false,"artifact":null,"timing":{"queued_ms":[number],"duration_ms":[number],"started_at":"[time]","completed_at":"[time]"},"usage":{"cpu_ms":[number],"memory_peak_bytes":[number],"read_bytes":[number],"written_bytes":[number],"processes_peak":[number],"wall_ms":[number]},"sandbox":{"id":"[sandbox]","level":"none"},"labels":["x"]}
+    {"execution_id":"[id]","call_id":null,"tool":"Bash","arguments":{"command":"printf hi","background":false},"provider":"builtin","status":"success","content":[{"type":"text","text":"hi"}],"structured":{"exit_code":0},"error":null,"attempts":1,"cached":false,"partial":false,"artifact":null,"timing":{"queued_ms":[number],"duration_ms":[number],"started_at":"[time]","completed_at":"[time]"},"usage":{"cpu_ms":[number],"memory_peak_bytes":[number],"read_bytes":[number],"written_bytes":[number],"processes_peak":[number],"wall_ms":[number]},"sandbox":{"id":"[sandbox]","level":"none"},"labels":["x"]}
 
     ----- stderr -----
     warning: isolation `none` isolates nothing: programs run with your own rights
@@ -45,7 +45,7 @@ fn the_result_of_a_failed_call_is_json_too() {
     insta::assert_snapshot!(world.run(&["call", "Read", "path=missing.txt", "--json"]), @r#"
     exit: 1
     ----- stdout -----
-    {"execution_id":"[id]","call_id":null,"tool":"Read","provider":"builtin","status":"failed","content":[],"structured":null,"error":{"code":"E3302","name":"FILE_NOT_FOUND","category":"resource_error","message":"there is no `missing.txt`","retryable":false,"suggestion":"look for it with `Glob`, such as `**/name*`, or with `List`","details":{}},"attempts":1,"cached":false,"partial":false,"artifact":null,"timing":{"queued_ms":[number],"duration_ms":[number],"started_at":"[time]","completed_at":"[time]"},"usage":null,"sandbox":null,"labels":[]}
+    {"execution_id":"[id]","call_id":null,"tool":"Read","arguments":{"path":"missing.txt"},"provider":"builtin","status":"failed","content":[],"structured":null,"error":{"code":"E3302","name":"FILE_NOT_FOUND","category":"resource_error","message":"there is no `missing.txt`","retryable":false,"suggestion":"look for it with `Glob`, such as `**/name*`, or with `List`","details":{}},"attempts":1,"cached":false,"partial":false,"artifact":null,"timing":{"queued_ms":[number],"duration_ms":[number],"started_at":"[time]","completed_at":"[time]"},"usage":null,"sandbox":null,"labels":[]}
 
     ----- stderr -----
     error[E3302]: there is no `missing.txt`

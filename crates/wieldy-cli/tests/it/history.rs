@@ -27,7 +27,7 @@ fn told(world: &World, arguments: &[&str]) -> String {
         (r"\+?\d+(\.\d)? (ms|s)\b", "[took]"),
         (r"(duration|queued)_ms=[0-9.]+", "${1}_ms=[took]"),
         (r"(\S)  +", "$1  "),
-        (r"\n {5,}\[took\]", "\n    [took]"),
+        (r"\n {2,}\[took\]", "\n    [took]"),
         (r"\b[0-9a-f]{8}-[0-9a-f]{4}(-[0-9a-f]{0,4}){0,2}(-[0-9a-f]{0,11})?", "[id]"),
         (r"\d{4}-\d\d-\d\d", "[day]"),
     ];
@@ -111,7 +111,7 @@ fn the_json_of_a_list_has_the_documented_form() {
                     "execution_id": "[id]", "tool": "Read", "status": "failed", "parameters": {"path": "missing.txt"},
                     "error_code": "E3302", "error_message": "there is no `missing.txt`",
                     "started_at": "[time]", "completed_at": "[time]", "duration_ms": "[ms]", "output_bytes": 0,
-                    "attempts": 1, "agent": "ada", "tenant": null, "session": null, "user": null,
+                    "attempts": 1, "agent": "ada", "tenant": null, "session": null, "user": crate::callers::account(),
                     "workspace": "[folder]", "batch": null,
                     "sandbox": null, "usage": null, "metadata": {"task": true},
                 },
@@ -119,7 +119,7 @@ fn the_json_of_a_list_has_the_documented_form() {
                     "execution_id": "[id]", "tool": "Read", "status": "success", "parameters": {"path": "a.txt"},
                     "error_code": null, "error_message": null,
                     "started_at": "[time]", "completed_at": "[time]", "duration_ms": "[ms]", "output_bytes": 4,
-                    "attempts": 1, "agent": "local", "tenant": null, "session": "s1", "user": null,
+                    "attempts": 1, "agent": "local", "tenant": null, "session": "s1", "user": crate::callers::account(),
                     "workspace": "[folder]", "batch": null,
                     "sandbox": null, "usage": null, "metadata": {"task": true},
                 },
@@ -218,6 +218,7 @@ fn one_call_is_shown_by_its_id_or_the_beginning_of_it() {
     let id = page["executions"][0]["execution_id"].as_str().unwrap();
     let whole = told(&world, &["history", "show", id]);
     assert_eq!(told(&world, &["history", "show", &id[..20]]), whole);
+    let whole = whole.replace(&format!("user:  {}\n", crate::callers::account()), "user:  [account]\n");
     insta::assert_snapshot!(whole, @r#"
     exit: 0
     ----- stdout -----
@@ -230,6 +231,7 @@ fn one_call_is_shown_by_its_id_or_the_beginning_of_it() {
     returned:  0 B
     attempts:  1
     agent:  ada
+    user:  [account]
     workspace:  [root]/work
     task:  true
 

@@ -55,6 +55,8 @@ pub(super) struct FileTool {
     writes: Option<Vec<String>>,
     #[serde(default)]
     aliases: Vec<String>,
+    #[serde(default)]
+    argument_aliases: BTreeMap<String, String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -115,6 +117,7 @@ impl FileTool {
     fn forget_mentions(&mut self) {
         (self.reads, self.writes, self.stdin) = (None, None, None);
         self.sensitive.clear();
+        self.argument_aliases.clear();
         self.command = Some(vec!["true".into()]);
     }
 
@@ -195,6 +198,8 @@ impl FileTool {
             footprint: (self.reads.is_some() || self.writes.is_some())
                 .then(|| Footprint { reads: self.reads.unwrap_or_default(), writes: self.writes.unwrap_or_default() }),
             aliases: self.aliases,
+            weak_aliases: Vec::new(),
+            argument_aliases: self.argument_aliases,
             provider: Provider::Command,
         }
     }

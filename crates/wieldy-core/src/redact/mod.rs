@@ -28,7 +28,7 @@ pub use stream::StreamRedactor;
 /// The replacement for a secret.
 pub const REDACTED: &str = "[redacted]";
 
-/// Arguments that can be read only without their secrets: the type gives no access to the original.
+/// Arguments that others can read only without their secrets.
 ///
 /// The secrets are searched when the arguments are written or shown, and not before, so that a call does not wait for
 /// it.
@@ -48,6 +48,15 @@ pub(crate) type Marked = Option<Arc<[String]>>;
 impl Redacted {
     pub(crate) fn new(raw: Arc<Value>, marked: Marked) -> Self {
         Self { raw, marked, own: OnceLock::new(), parted: OnceLock::new() }
+    }
+
+    /// Returns the arguments with their secrets, for [`CheckedArguments`](crate::CheckedArguments) alone.
+    pub(crate) fn raw(&self) -> &Value {
+        &self.raw
+    }
+
+    pub(crate) fn marked(&self) -> Marked {
+        self.marked.clone()
     }
 
     /// Returns true if the arguments have no secrets.
@@ -208,6 +217,11 @@ pub(crate) fn sensitive_names(tool: &ToolSpec) -> Marked {
     let last = |name: &String| name.rsplit('/').next().unwrap_or_default().replace("~1", "/").replace("~0", "~");
     let mut names: Vec<String> = tool.sensitive.iter().map(last).collect();
     marked_names(&tool.input_schema, &mut names);
+    let real = marked(names.clone());
+    // Arguments that have both an alias and its real name are recorded as they came.
+    let is_secret = |name: &&String| is_secret_name(name, real.as_deref().unwrap_or_default());
+    let aliases = tool.argument_aliases.iter().filter(|(_, name)| is_secret(name));
+    names.extend(aliases.map(|(alias, _)| alias.clone()));
     marked(names)
 }
 

@@ -9,6 +9,7 @@ mod confirmation;
 mod events;
 mod facts;
 mod manifests;
+mod names;
 mod properties;
 mod recall;
 mod redaction;

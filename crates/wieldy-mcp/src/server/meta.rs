@@ -243,6 +243,7 @@ impl WordCounts {
         found.add(&spec.name, 3.0);
         found.add(spec.title.as_deref().unwrap_or_default(), 2.0);
         found.add(&spec.aliases.join(" "), 2.0);
+        found.add(&spec.weak_aliases.join(" "), 1.0);
         found.add(&spec.description, 1.0);
         found.add(&spec.category, 1.0);
         for (name, schema) in spec.input_schema["properties"].as_object().into_iter().flatten() {
