@@ -1,7 +1,9 @@
 //! Runs one attempt under the clocks of its call, and decides if and when another attempt follows.
 
 use std::fmt;
+use std::future::poll_fn;
 use std::panic::AssertUnwindSafe;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,6 +21,7 @@ use crate::outcome::{Outcome, RunError};
 use crate::policy::Grant;
 use crate::run::Run;
 use crate::tool::{Annotations, AnyTool};
+use crate::trace;
 
 /// The result of one attempt.
 #[derive(Debug)]
@@ -62,7 +65,12 @@ pub(crate) async fn attempt(
     let input = ready.input;
     let since = Instant::now();
     // The call of `run` is inside the async block, so that its panics are caught too.
-    let work = AssertUnwindSafe(async { tool.run(input, run).await.map(Box::new) }).catch_unwind();
+    let mut work = pin!(async { tool.run(input, run).await.map(Box::new) });
+    let polled = poll_fn(|context| {
+        trace::forget_place();
+        work.as_mut().poll(context)
+    });
+    let work = AssertUnwindSafe(polled).catch_unwind();
     tokio::pin!(work);
     let (answer, cut_short) = tokio::select! {
         biased;
@@ -114,7 +122,8 @@ fn result_of(done: CaughtRun) -> AttemptResult {
         Err(panic) => {
             let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
             let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".into());
-            let error = CallError::new(Code::ExecutionError, "the tool panicked").detail("panic", text);
+            let mut error = CallError::new(Code::ExecutionError, "the tool panicked").detail("panic", text);
+            error.trace = trace::take_place();
             AttemptResult::failed(
                 error.suggest("this is a bug in the tool; report it, and do not repeat the call"),
                 true,

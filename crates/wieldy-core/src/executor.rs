@@ -363,6 +363,9 @@ impl<'a> Walk<'a> {
             let advice = "ask for less at once; why the store fails is for whoever runs it to find out";
             *outcome = Outcome::default().failed(CallError::new(Code::ExecutionError, message).suggest(advice));
         }
+        if let Some(error) = &mut outcome.failure {
+            run.explain(error);
+        }
     }
 
     /// Checks a large answer against the tool's output schema on another thread.

@@ -18,6 +18,7 @@ use crate::journal::{Interrupted, Receipt, Recorder};
 use crate::observe::Log;
 use crate::program::AgreedProgram;
 use crate::redact::Redacted;
+use crate::sandbox::Stream;
 
 /// The reason why a call was cancelled, as shown in its result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -268,8 +269,20 @@ impl Flight {
     }
 
     /// Captures output of the current attempt.
-    pub(crate) fn capture(&self, bytes: &[u8], new: impl FnOnce() -> Capture) {
-        self.lock_capture().get_or_insert_with(|| Box::new(new())).write(bytes);
+    pub(crate) fn capture(&self, stream: Stream, bytes: &[u8], new: impl FnOnce() -> Capture) {
+        let mut capture = self.lock_capture();
+        let capture = capture.get_or_insert_with(|| Box::new(new()));
+        if stream == Stream::Stderr {
+            capture.keep_stderr(bytes);
+        }
+        capture.write(bytes);
+    }
+
+    /// Returns the end of what the current attempt printed to stderr. It is `None` if a secret may be split over both
+    /// streams, because redaction would not find it.
+    pub(crate) fn stderr(&self) -> Option<String> {
+        let capture = self.lock_capture();
+        capture.as_ref().filter(|_| !self.subject.arguments.is_parted()).map(|capture| capture.stderr())
     }
 
     /// Returns the output of the run so far, if there is any.

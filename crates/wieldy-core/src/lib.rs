@@ -102,6 +102,7 @@ pub mod secrets;
 mod error;
 mod present;
 mod program;
+mod trace;
 
 mod manifest;
 mod unbound;
@@ -143,7 +144,7 @@ pub use name::{NameError, ToolName};
 pub use observe::Observer;
 pub use outcome::{Outcome, PassedOn, RunError};
 pub use policy::{Check, Decision, Denied, Grant, Plan, Policy, Question};
-pub use present::{Budget, Presentation, present, shown, shown_in_line, visible};
+pub use present::{Budget, Presentation, present, present_error, shown, shown_in_line, visible};
 pub use program::{NamedFile, Program};
 pub use rate::{Per, Rate, RateKind};
 pub use redact::{REDACTED, Redacted};
@@ -158,4 +159,5 @@ pub use task::{Begun, Load, TASK_TTL, Target, Task};
 pub use tool::{
     Annotations, AnyTool, CachePolicy, Constraints, Footprint, Provider, SharedTool, Tool, ToolSpec, schema_of, tool,
 };
+pub use trace::{CaughtPanic, record_panic_places};
 pub use unbound::Unbound;

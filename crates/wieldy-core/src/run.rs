@@ -22,6 +22,7 @@ use crate::outcome::{Outcome, PassedOn, RunError};
 use crate::program::AgreedProgram;
 use crate::redact::StreamRedactor;
 use crate::sandbox::{Breach, Exit, Level, OutputSink, Sandbox, SandboxError, Stream};
+use crate::trace;
 
 /// The shortest time between two progress events with output. Output in between is shown together.
 const OUTPUT_EVERY: Duration = Duration::from_millis(100);
@@ -203,7 +204,7 @@ impl Run {
         if let Some(live) = &self.state.destination.live {
             live.write(stream, bytes);
         }
-        flight.capture(bytes, || self.new_capture());
+        flight.capture(stream, bytes, || self.new_capture());
         let mut pending = self.state.pending.lock().expect("no code panics while it holds the text");
         let pending = pending.get_or_insert_with(|| Box::new(PendingOutput::new(flight)));
         if pending.stream != stream {
@@ -287,6 +288,13 @@ impl Run {
         }
         let inline_max = self.state.destination.inline_max;
         outcome.passed_on.take_if(|passed_on| **passed_on == PassedOn::default() || passed_on.bytes() > inline_max);
+    }
+
+    /// Completes the error of this attempt by its trace, without secrets.
+    pub(crate) fn explain(&self, error: &mut CallError) {
+        let flight = &self.state.flight;
+        let stderr = if error.trace.is_none() { flight.stderr() } else { None };
+        trace::complete(error, stderr.as_deref(), &flight.subject.arguments);
     }
 
     /// Stores a content block as an artifact, and returns a line that says so.

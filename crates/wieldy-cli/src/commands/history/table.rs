@@ -264,9 +264,11 @@ pub(super) fn call(call: &Execution, events: &[RecordedEvent], zone: &TimeZone, 
     if let Some(code) = &call.error_code {
         let message = shown_in_line(call.error_message.as_deref().unwrap_or_default());
         let _ = writeln!(text, "\n{}: {message}", coloured(&format!("error[{}]", shown_in_line(code)), "1;31"));
-        if let Some(advice) = events.last().and_then(|last| last.data["error"]["suggestion"].as_str()) {
+        let error = events.last().map_or(&Value::Null, |last| &last.data["error"]);
+        if let Some(advice) = error["suggestion"].as_str() {
             let _ = writeln!(text, "{}: {}", coloured("hint", "1;36"), shown_in_line(advice));
         }
+        text.push_str(&reason(error));
     }
     let _ = writeln!(text, "\nwhat happened");
     for event in events {
@@ -276,6 +278,20 @@ pub(super) fn call(call: &Execution, events: &[RecordedEvent], zone: &TimeZone, 
     }
     let lines: Vec<&str> = text.lines().map(str::trim_end).collect();
     lines.join("\n") + "\n"
+}
+
+/// Formats why a call failed, as far as its error says so: the trace, and the data of an MCP server.
+fn reason(error: &Value) -> String {
+    let indented = |text: &str| text.lines().map(|line| format!("  {}\n", shown_in_line(line))).collect::<String>();
+    let mut text = String::new();
+    if let Some(trace) = error["trace"].as_str() {
+        text += &format!("\ntrace\n{}", indented(trace));
+    }
+    if let (Some(data), Some(server)) = (error["details"].get("data"), error["details"]["data_from"].as_str()) {
+        let pretty = serde_json::to_string_pretty(data).expect("data are JSON");
+        text += &format!("\nthe words of {}\n{}", shown_in_line(server), indented(&pretty));
+    }
+    text
 }
 
 /// Formats an entry of the usage: `memory_peak_bytes` is "memory peak 3.4 MB".
