@@ -4,11 +4,12 @@ use std::fmt;
 use std::future::poll_fn;
 use std::panic::AssertUnwindSafe;
 use std::pin::pin;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use crate::admit::Slot;
@@ -83,7 +84,9 @@ pub(crate) async fn attempt(
             Some(cause) => (Some(done), cause.error()),
         },
         error = flight.wait_until_cancelled() => (None, error),
-        (clock, after) = clocks.run_out(flight, since) => (None, clock.error(after, annotations.repeatable())),
+        (clock, after, limit) = clocks.run_out(flight, since) => {
+            (None, clock.error(after, limit, annotations.repeatable()))
+        }
     };
     // Ask the tool to stop, and give it time to end its processes. After that, it is dropped.
     run.stop().cancel();
@@ -148,13 +151,25 @@ pub struct RetryPolicy {
 }
 
 /// The growth of delays from one retry to the next.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Backoff {
     /// Doubles each time, minus a random part of up to one half, so that many callers do not retry at the same moment.
     Exponential,
     /// The base times one, two, three, and so on.
     Linear,
+}
+
+impl FromStr for Backoff {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "exponential" => Ok(Self::Exponential),
+            "linear" => Ok(Self::Linear),
+            other => Err(format!("`{other}` is not `exponential` or `linear`")),
+        }
+    }
 }
 
 impl Default for RetryPolicy {

@@ -29,6 +29,9 @@ use crate::schema::{Spent, measure};
 /// over.
 const REFERENCES_BYTES_MAX: usize = 64 * 1024 * 1024;
 
+/// Maximum number of calls that a result names as those that it waited for.
+const WAITED_FOR_MAX: usize = 100;
+
 /// Several calls to run together.
 #[derive(Debug, Clone)]
 pub struct Batch {
@@ -116,6 +119,9 @@ pub struct BatchSummary {
     pub read_only: usize,
     /// The number of calls that may change something.
     pub mutating: usize,
+    /// The greatest number of calls that ran at once.
+    #[serde(default)]
+    pub most_at_once: usize,
     /// The duration of the batch, in milliseconds.
     pub duration_ms: f64,
 }
@@ -179,6 +185,32 @@ impl BatchPlan {
             }
         }
         Ok(Self { waits_for, needs })
+    }
+
+    /// Notes in each result the calls that it had to wait for.
+    fn note_waits(&self, results: &mut [ToolResult]) {
+        let ids: Vec<Option<String>> = results.iter().map(|result| result.call_id.clone()).collect();
+        let name = |place: usize| ids[place].clone().unwrap_or_else(|| format!("#{}", place + 1));
+        for (place, result) in results.iter_mut().enumerate() {
+            result.waited_for = self.predecessors(place).into_iter().map(name).collect();
+        }
+    }
+
+    /// Returns the calls that must be over before a call starts, in order; of very many only some.
+    fn predecessors(&self, place: usize) -> BTreeSet<usize> {
+        let (mut found, mut open) = (BTreeSet::new(), vec![place]);
+        while let Some(next) = open.pop() {
+            for before in &self.waits_for[next] {
+                if *before >= self.needs.len() {
+                    open.push(*before); // a join node stands for several calls
+                } else if found.len() < WAITED_FOR_MAX {
+                    found.insert(*before);
+                } else {
+                    return found;
+                }
+            }
+        }
+        found
     }
 }
 
@@ -326,7 +358,8 @@ impl Executor {
 
         let count = batch.calls.len();
         self.record_batch(&flight, Body::BatchStarted { count, mode, max_concurrency, read_only, mutating });
-        let (results, skipped) = self.run_plan(&plan, batch, &flight, max_concurrency).await;
+        let (mut results, skipped) = self.run_plan(&plan, batch, &flight, max_concurrency).await;
+        plan.note_waits(&mut results);
         let succeeded = results.iter().filter(|result| result.is_success()).count();
         let summary = BatchSummary {
             total: count,
@@ -336,6 +369,7 @@ impl Executor {
             failed: count - skipped - succeeded,
             read_only,
             mutating,
+            most_at_once: flight.most_at_once(),
             duration_ms: duration_ms(began.elapsed()),
         };
         self.record_batch(&flight, Body::BatchCompleted(summary.clone()));

@@ -85,6 +85,8 @@ impl Entry {
             sandbox: outcome.sandbox,
             passed_on: outcome.passed_on,
             labels: std::mem::take(&mut self.call.options.labels),
+            parallel: self.flight.ran_in_parallel(),
+            waited_for: Vec::new(),
             arguments: tally.arguments.unwrap_or_else(|| Arc::clone(&self.call.arguments)),
         };
         let closing = Body::closed(Closing {
@@ -199,7 +201,8 @@ impl Executor {
             None => Redacted::new(Arc::clone(&call.arguments), marked),
             Some(_) => Value::Null.into(),
         };
-        let flight = Arc::new(Flight::new(&call, name, arguments.clone(), &engine.recorder, batch, task));
+        let provider = tool.as_ref().ok().map(|tool| Arc::clone(&tool.provider));
+        let flight = Arc::new(Flight::new(&call, name, provider, arguments.clone(), &engine.recorder, batch, task));
         engine.flights.add(Arc::clone(&flight));
         let rerun = call.options.may_rerun().then(|| Arc::clone(&call.caller));
         let workspace = engine.workspace.clone();

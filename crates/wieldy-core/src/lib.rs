@@ -91,6 +91,7 @@ mod event;
 mod journal;
 mod observe;
 pub mod redact;
+mod severity;
 mod shown;
 
 pub mod artifact;
@@ -155,6 +156,7 @@ pub use sandbox::{
     SandboxId, SandboxStatus, Stream, Usage,
 };
 pub use schema::SchemaError;
+pub use severity::{Severity, complete_event_data, event_message};
 pub use task::{Begun, Load, TASK_TTL, Target, Task};
 pub use tool::{
     Annotations, AnyTool, CachePolicy, Constraints, Footprint, Provider, SharedTool, Tool, ToolSpec, schema_of, tool,

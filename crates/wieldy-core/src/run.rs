@@ -360,8 +360,8 @@ impl Run {
         };
         let flight = &self.state.flight;
         // By the time of a denial the call may be over, so the event belongs to the session.
-        let (tool, caller) = (flight.subject.tool.clone(), Arc::clone(&flight.subject.caller));
-        let subject = Arc::new(Subject { tool, ..Subject::of(caller) });
+        let Subject { tool, provider, caller, .. } = (*flight.subject).clone();
+        let subject = Arc::new(Subject { tool, provider, ..Subject::of(caller) });
         let recorder = Arc::clone(flight.recorder());
         let agreed = flight.agreed.get().cloned();
         Ok(Background { session, sandbox, confinement: self.placed_confinement(), recorder, subject, agreed })
@@ -375,8 +375,10 @@ impl Run {
     /// Reports that a file changed since the session last read it.
     pub fn source_stale(&self, path: &str, previous_hash: &str, current_hash: Option<&str>) {
         let change = if current_hash.is_some() { "changed" } else { "was removed" };
+        let arguments = self.state.flight.subject.arguments.value();
         self.state.flight.record(Body::SourceStale {
             path: path.to_owned(),
+            project_id: arguments.get("project_id").and_then(|id| id.as_str()).map(str::to_owned),
             previous_hash: previous_hash.to_owned(),
             current_hash: current_hash.map(str::to_owned),
             message: format!("`{path}` {change} since this session last read it"),

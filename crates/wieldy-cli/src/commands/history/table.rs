@@ -5,7 +5,7 @@ use std::fmt::Write;
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, Zoned};
 use serde_json::Value;
-use wieldy::{Execution, RecordedEvent, Stat};
+use wieldy::{Execution, RecordedEvent, Stat, event_message};
 
 use crate::output::shown_in_line;
 
@@ -229,6 +229,7 @@ pub(super) fn call(call: &Execution, events: &[RecordedEvent], zone: &TimeZone, 
     };
     let facts = [
         ("tool", Some(call.tool.clone())),
+        ("provider", call.provider.clone()),
         ("started", Some(time(call.started_at))),
         ("ended", call.completed_at.map(time)),
         ("took", call.duration_ms.map(duration)),
@@ -304,11 +305,13 @@ fn used((name, value): (&String, &Value)) -> String {
     format!("{} {amount}", name.replace('_', " "))
 }
 
-/// List the configured MCP servers and their cached tools, without starting any
+/// Formats the facts of an event in one line, without those that the call's own lines or the event's name tell.
 fn what(event: &RecordedEvent) -> String {
     let left_out = ["arguments", "error", "answer", "keyed", "rerun", "status", "usage", "sandbox", "workspace"];
+    let left_out = |name: &str| left_out.contains(&name) || ["provider", "elapsed_ms"].contains(&name);
+    let constant = event_message(&event.name, &event.data);
     let facts = event.data.as_object().into_iter().flatten();
-    let facts = facts.filter(|(name, value)| !value.is_null() && !left_out.contains(&name.as_str()));
+    let facts = facts.filter(|(name, value)| !value.is_null() && !left_out(name) && *value != constant);
     let facts = facts.map(|(name, value)| match value {
         Value::String(text) if text.lines().count() <= 1 && text.len() <= 60 => format!("{name}={}", text.trim_end()),
         Value::String(text) => format!("{name}=({} bytes)", text.len()),
@@ -344,6 +347,7 @@ mod tests {
             session: None,
             user: None,
             workspace: None,
+            provider: None,
             batch: None,
             sandbox: None,
             usage: Some(json!({"cpu_ms": 9.675, "memory_peak_bytes": 3_567_616, "processes_peak": 2})),
@@ -386,6 +390,7 @@ mod tests {
             seq: 1,
             at: at.parse().unwrap(),
             name: name.into(),
+            severity: wieldy::Severity::of(name, &data),
             data,
         };
         let events = [
