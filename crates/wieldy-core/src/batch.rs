@@ -22,15 +22,12 @@ use crate::executor::Executor;
 use crate::flight::BatchFlight;
 use crate::footprint::Touches;
 use crate::input::{ARGUMENTS_BYTES_MAX, ARGUMENTS_DEPTH_MAX, check_size, too_large};
-use crate::order::{ReadyQueue, TouchedPaths, UnstartedCalls, WaitsFor};
+use crate::order::{ReadyQueue, TouchedPaths, UnstartedCalls, WaitsFor, predecessors};
 use crate::schema::{Spent, measure};
 
 /// Maximum number of bytes that all references of a batch may expand to. Arguments stay in memory until the batch is
 /// over.
 const REFERENCES_BYTES_MAX: usize = 64 * 1024 * 1024;
-
-/// Maximum number of calls that a result names as those that it waited for.
-const WAITED_FOR_MAX: usize = 100;
 
 /// Several calls to run together.
 #[derive(Debug, Clone)]
@@ -192,25 +189,9 @@ impl BatchPlan {
         let ids: Vec<Option<String>> = results.iter().map(|result| result.call_id.clone()).collect();
         let name = |place: usize| ids[place].clone().unwrap_or_else(|| format!("#{}", place + 1));
         for (place, result) in results.iter_mut().enumerate() {
-            result.waited_for = self.predecessors(place).into_iter().map(name).collect();
+            let before = predecessors(&self.waits_for, place, ids.len());
+            result.waited_for = before.into_iter().map(name).collect();
         }
-    }
-
-    /// Returns the calls that must be over before a call starts, in order; of very many only some.
-    fn predecessors(&self, place: usize) -> BTreeSet<usize> {
-        let (mut found, mut open) = (BTreeSet::new(), vec![place]);
-        while let Some(next) = open.pop() {
-            for before in &self.waits_for[next] {
-                if *before >= self.needs.len() {
-                    open.push(*before); // a join node stands for several calls
-                } else if found.len() < WAITED_FOR_MAX {
-                    found.insert(*before);
-                } else {
-                    return found;
-                }
-            }
-        }
-        found
     }
 }
 

@@ -405,16 +405,15 @@ pub(crate) fn show(
         found = Some(parse_row(row)?);
         Ok(())
     })?;
-    let Some(row) = found else { return Ok(None) };
+    let Some(call) = found else { return Ok(None) };
     let sql = "SELECT seq, at, name, data FROM events WHERE execution = ?1 ORDER BY seq";
     let mut recorded = Vec::new();
-    let started_at = row.started_at;
-    database.query(sql, &[row.id.into()], &mut |row| {
+    database.query(sql, &[call.id.into()], &mut |row| {
         let data = serde_json::from_str(row.text(3)?).unwrap_or_default();
-        recorded.push(RecordedEvent::new(row.int(0)?, row.int(1)?, started_at, row.text(2)?, data));
+        recorded.push(RecordedEvent::new(row.int(0)?, row.int(1)?, call.started_at, row.text(2)?, data));
         Ok(())
     })?;
-    Ok(Some((row.into(), recorded)))
+    Ok(Some((call.into(), recorded)))
 }
 
 /// Returns the calls whose ids begin with `begin`, the earliest first.

@@ -226,6 +226,26 @@ fn a_traceback_is_shown_without_secrets_where_a_failed_call_is_looked_at() {
     assert!(!text.contains("rosebud"), "{text}");
 }
 
+#[test]
+fn calls_are_found_by_the_provider_of_their_tool() {
+    let world = World::new().file("fail.sh", FAIL).file(".wieldy/tools/login.toml", LOGIN_TOOL);
+    world.run(&["call", "login", "secret=rosebud-1941", "--isolation", "none"]);
+    world.run(&["call", "List"]);
+    let tools = |found: &Value| -> Vec<String> {
+        let calls = found["executions"].as_array().unwrap().iter();
+        calls.map(|call| format!("{} {}", call["tool"], call["provider"]).replace('"', "")).collect()
+    };
+    let found = |provider: &str| tools(&world.json(&["history", "--provider", provider, "--json"]));
+    assert_eq!(found("command"), ["login command"]);
+    assert_eq!(found("builtin"), ["List builtin"]);
+    assert_eq!(found("mcp:git"), Vec::<String>::new());
+    let own = world.json(&["call", "history_search", "provider=command", "--json"]);
+    assert_eq!(tools(&own["structured"]), ["login command"]);
+    let stats = world.json(&["history", "stats", "--provider", "command", "--json"]);
+    assert_eq!((&stats["stats"][0]["tool"], stats["stats"].as_array().unwrap().len()), (&json!("login"), 1));
+    assert!(world.run(&["audit", "verify"]).starts_with("exit: 0\n"));
+}
+
 const FAIL: &str = "echo connecting\nprintf 'Traceback (most recent call last):\\n  File \"login.py\", line 3, in <module>\\nLoginError: not %s\\n' \"$1\" >&2\nexit 1\n";
 
 const LOGIN_TOOL: &str = r#"

@@ -682,3 +682,18 @@ async fn each_denial_is_one_event_whether_reported_at_once_or_at_the_end() {
     assert_eq!(denials, wanted);
     world.check();
 }
+
+#[tokio::test]
+async fn a_stale_source_names_the_project_of_its_call() {
+    let stale = wieldy_core::tool(ToolSpec::new("t", ""), async |_: serde_json::Value, run: Run| {
+        run.source_stale("a.md", "1", Some("2"));
+        Ok(Outcome::text("read"))
+    });
+    let world = World::new([Arc::new(stale) as _]);
+    world.call("t", json!({"project_id": "default"})).await;
+    world.call("t", json!({})).await;
+    let events = world.events();
+    let stale = events.iter().filter(|event| matches!(event.body, Body::SourceStale { .. }));
+    let projects: Vec<_> = stale.map(|event| event.data()["project_id"].clone()).collect();
+    assert_eq!(projects, [json!("default"), json!(null)]);
+}
