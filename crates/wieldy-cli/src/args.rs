@@ -11,7 +11,7 @@ use std::time::Duration;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueHint};
 use clap_complete::engine::{ArgValueCandidates, ArgValueCompleter};
-use wieldy::{BatchMode, Level, Network, Priority, Status, parse_duration};
+use wieldy::{Backoff, BatchMode, Level, Network, Priority, Status, parse_duration};
 
 use crate::commands::completions;
 
@@ -26,6 +26,11 @@ fn levels() -> impl TypedValueParser<Value = Level> {
 /// Returns a parser of batch modes by their names.
 fn modes() -> impl TypedValueParser<Value = BatchMode> {
     PossibleValuesParser::new(["smart", "parallel", "sequential"]).try_map(|name| name.parse::<BatchMode>())
+}
+
+/// Returns a parser of the growth of retry delays by its names.
+fn backoffs() -> impl TypedValueParser<Value = Backoff> {
+    PossibleValuesParser::new(["exponential", "linear"]).try_map(|name| name.parse::<Backoff>())
 }
 
 /// Returns a parser of the statuses of calls by their names.
@@ -134,6 +139,20 @@ pub(crate) struct CallArgs {
     /// A repeated key returns the first result instead of running again
     #[arg(long, value_name = "KEY")]
     pub(crate) idempotency_key: Option<String>,
+    /// Print the result as a model's context would get it, all at once at the end
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) for_model: bool,
+    /// The most characters of output for the model [default: 4000]
+    #[arg(long, value_name = "COUNT", requires = "for_model", conflicts_with = "max_tokens",
+        value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    pub(crate) max_chars: Option<u32>,
+    /// The most tokens of output for the model, by an estimate: four characters of ASCII or one other count as one
+    #[arg(long, value_name = "COUNT", requires = "for_model",
+        value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    pub(crate) max_tokens: Option<u32>,
+    /// Leave out the lines with tool, status and duration
+    #[arg(long, requires = "for_model")]
+    pub(crate) no_header: bool,
 }
 
 #[derive(Debug, Args)]
@@ -181,6 +200,12 @@ pub(crate) struct RunArgs {
     /// The number of retries after a failed run
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=100))]
     pub(crate) retries: Option<u32>,
+    /// The delay before the first retry
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, allow_hyphen_values = true)]
+    pub(crate) retry_delay: Option<Duration>,
+    /// The growth of the delays from one retry to the next
+    #[arg(long, value_name = "KIND", value_parser = backoffs())]
+    pub(crate) retry_backoff: Option<Backoff>,
     /// The isolation of programs; `wieldy doctor` shows which levels work here
     #[arg(long, value_name = "LEVEL", value_parser = levels())]
     pub(crate) isolation: Option<Level>,

@@ -32,6 +32,7 @@ use output::Printer;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
+    wieldy::record_panic_places();
     commands::completions::answer();
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,

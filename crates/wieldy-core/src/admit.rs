@@ -225,7 +225,7 @@ impl Admission {
             error = flight.wait_until_cancelled() => Err(error),
             () = tokio::time::sleep_until(end) => {
                 if clocks.deadline == Some(end) {
-                    return Err(Clock::Total.error(flight.opened.elapsed(), false));
+                    return Err(Clock::Total.error(flight.opened.elapsed(), end - flight.opened, false));
                 }
                 Err(refusal(&place.requester, "and none became free in time"))
             }

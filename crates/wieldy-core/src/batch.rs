@@ -22,7 +22,7 @@ use crate::executor::Executor;
 use crate::flight::BatchFlight;
 use crate::footprint::Touches;
 use crate::input::{ARGUMENTS_BYTES_MAX, ARGUMENTS_DEPTH_MAX, check_size, too_large};
-use crate::order::{ReadyQueue, TouchedPaths, UnstartedCalls, WaitsFor};
+use crate::order::{ReadyQueue, TouchedPaths, UnstartedCalls, WaitsFor, predecessors};
 use crate::schema::{Spent, measure};
 use crate::spelling::spell;
 
@@ -117,6 +117,9 @@ pub struct BatchSummary {
     pub read_only: usize,
     /// The number of calls that may change something.
     pub mutating: usize,
+    /// The greatest number of calls that ran at once.
+    #[serde(default)]
+    pub most_at_once: usize,
     /// The duration of the batch, in milliseconds.
     pub duration_ms: f64,
 }
@@ -180,6 +183,16 @@ impl BatchPlan {
             }
         }
         Ok(Self { waits_for, needs })
+    }
+
+    /// Notes in each result the calls that it had to wait for.
+    fn note_waits(&self, results: &mut [ToolResult]) {
+        let ids: Vec<Option<String>> = results.iter().map(|result| result.call_id.clone()).collect();
+        let name = |place: usize| ids[place].clone().unwrap_or_else(|| format!("#{}", place + 1));
+        for (place, result) in results.iter_mut().enumerate() {
+            let before = predecessors(&self.waits_for, place, ids.len());
+            result.waited_for = before.into_iter().map(name).collect();
+        }
     }
 }
 
@@ -343,7 +356,8 @@ impl Executor {
 
         let count = batch.calls.len();
         self.record_batch(&flight, Body::BatchStarted { count, mode, max_concurrency, read_only, mutating });
-        let (results, skipped) = self.run_plan(&plan, batch, &flight, max_concurrency).await;
+        let (mut results, skipped) = self.run_plan(&plan, batch, &flight, max_concurrency).await;
+        plan.note_waits(&mut results);
         let succeeded = results.iter().filter(|result| result.is_success()).count();
         let summary = BatchSummary {
             total: count,
@@ -353,6 +367,7 @@ impl Executor {
             failed: count - skipped - succeeded,
             read_only,
             mutating,
+            most_at_once: flight.most_at_once(),
             duration_ms: duration_ms(began.elapsed()),
         };
         self.record_batch(&flight, Body::BatchCompleted(summary.clone()));

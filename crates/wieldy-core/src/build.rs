@@ -303,8 +303,9 @@ impl Executor {
 
     /// Records that the provider of a tool now offers another definition, while the registered tool stays as it was.
     pub fn tell_changed(&self, tool: &str, previous_hash: &str, current_hash: &str) {
-        let (caller, tool) = (Arc::new(Caller::local()), Some(tool.into()));
-        let subject = Subject { tool, ..Subject::of(caller) };
+        let caller = Arc::new(Caller::local());
+        let provider = self.inner.registry.find(tool, &caller).ok().map(|tool| Arc::clone(&tool.provider));
+        let subject = Subject { tool: Some(tool.into()), provider, ..Subject::of(caller) };
         let (previous_hash, current_hash) = (previous_hash.to_owned(), current_hash.to_owned());
         let body = Body::DefinitionChanged { previous_hash, current_hash };
         let _ = self.inner.recorder.append(&Arc::new(subject), body, Timestamp::now(), None);

@@ -13,7 +13,7 @@ use uuid::{ContextV7, Uuid};
 
 use crate::arguments::CheckedArguments;
 use crate::artifact::ArtifactId;
-use crate::attempt::RetryIf;
+use crate::attempt::{Backoff, RetryIf};
 use crate::confinement::{Network, ResourceLimits, SessionKey};
 use crate::confirm::Confirmer;
 use crate::error::CallError;
@@ -169,6 +169,10 @@ pub struct Options {
     pub silence: Option<Duration>,
     /// The number of retries of a failed run; by default that of the tool's policy.
     pub retries: Option<u32>,
+    /// The delay before the first retry; by default that of the tool's policy.
+    pub retry_delay: Option<Duration>,
+    /// The growth of the delays; by default that of the tool's policy.
+    pub backoff: Option<Backoff>,
     /// The predicate for errors that are worth a retry, asked only about those that are safe to retry.
     pub retry_if: Option<RetryIf>,
     /// The priority among waiting calls.
@@ -332,6 +336,13 @@ pub struct ToolResult {
     pub passed_on: Option<Box<PassedOn>>,
     /// The labels of the call.
     pub labels: Vec<String>,
+    /// Of a call of a batch: true if another call of the batch ran at the same time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parallel: Option<bool>,
+    /// The calls of the same batch that this one had to wait for, because of the order or a conflict: their ids, or
+    /// `#3` for the third one if it has none. At most 100.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub waited_for: Vec<String>,
 }
 
 impl ToolResult {
@@ -358,6 +369,8 @@ impl ToolResult {
             sandbox: None,
             passed_on: None,
             labels: Vec::new(),
+            parallel: None,
+            waited_for: Vec::new(),
         }
     }
 

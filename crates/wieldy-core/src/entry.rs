@@ -94,6 +94,8 @@ impl Entry {
             sandbox: outcome.sandbox,
             passed_on: outcome.passed_on,
             labels: std::mem::take(&mut self.call.options.labels),
+            parallel: self.flight.ran_in_parallel(),
+            waited_for: Vec::new(),
         };
         let closing = Body::closed(Closing {
             status: result.status,
@@ -213,7 +215,9 @@ impl Executor {
         };
         let misnamed = call.caller.check().err();
         let caller = if misnamed.is_some() { call.caller.escaped() } else { Arc::clone(&call.caller) };
-        let flight = Arc::new(Flight::new(&call, caller, name, arguments.clone(), &engine.recorder, batch, task));
+        let provider = tool.as_ref().ok().map(|tool| Arc::clone(&tool.provider));
+        let flight =
+            Arc::new(Flight::new(&call, caller, name, provider, arguments.clone(), &engine.recorder, batch, task));
         engine.flights.add(Arc::clone(&flight));
         let rerun = (call.options.may_rerun() && misnamed.is_none()).then(|| Arc::clone(&call.caller));
         let workspace = engine.workspace.clone();

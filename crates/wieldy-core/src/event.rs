@@ -13,6 +13,7 @@ use crate::call::{BatchId, Caller, ConfirmationId, ExecutionId, SandboxRef, Stat
 use crate::error::CallError;
 use crate::redact::{self, Redacted};
 use crate::sandbox::{Stream, Usage};
+use crate::severity::{Severity, complete_event_data};
 
 /// A record of something that happened. Only the recorder makes events, in the order of `seq`.
 #[derive(Debug, Clone, PartialEq)]
@@ -38,6 +39,10 @@ pub struct Subject {
     pub call_id: Option<String>,
     /// The tool's own name, or the requested name if there is no such tool.
     pub tool: Option<Arc<str>>,
+    /// The provider of the tool, if there is such a tool.
+    pub provider: Option<Arc<str>>,
+    /// The time at which the call or batch was accepted.
+    pub opened_at: Option<Timestamp>,
     /// The caller.
     pub caller: Arc<Caller>,
     /// The arguments of the call. Their secrets are redacted from all events of the call.
@@ -47,7 +52,8 @@ pub struct Subject {
 impl Subject {
     /// Returns a subject without a call.
     pub fn of(caller: Arc<Caller>) -> Self {
-        Self { execution: None, batch: None, call_id: None, tool: None, caller, arguments: Redacted::default() }
+        let (execution, batch, call_id, tool, provider, opened_at) = (None, None, None, None, None, None);
+        Self { execution, batch, call_id, tool, provider, opened_at, caller, arguments: Redacted::default() }
     }
 }
 
@@ -207,6 +213,9 @@ pub enum Body {
     SourceStale {
         /// The path of the file.
         path: String,
+        /// The project of the file: the argument `project_id` of the call, if it has one.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        project_id: Option<String>,
         /// The hash that the session saw.
         previous_hash: String,
         /// The hash of the file now; none if the file is gone.
@@ -378,6 +387,8 @@ impl Event {
     pub fn cloud_event(&self) -> Value {
         let subject = &self.subject;
         let mut data = self.data();
+        let severity = Severity::of(self.body.name(), &data);
+        complete_event_data(self.body.name(), &mut data, self.elapsed_ms());
         if let (Value::Object(data), Some(tool)) = (&mut data, &subject.tool) {
             data.insert("tool".into(), json!(redact::text(tool)));
         }
@@ -388,6 +399,7 @@ impl Event {
             "type": self.body.name(),
             "time": self.at.to_string(),
             "datacontenttype": "application/json",
+            "severity": severity,
             "agent": redact::text(&subject.caller.agent),
             "data": data,
         });
@@ -397,6 +409,8 @@ impl Event {
             ("callid", subject.call_id.clone()),
             ("session", subject.caller.session.clone()),
             ("tenant", subject.caller.tenant.clone()),
+            ("user", subject.caller.user.clone()),
+            ("provider", subject.provider.as_deref().map(str::to_owned)),
         ];
         for (key, value) in optional {
             if let Some(value) = value {

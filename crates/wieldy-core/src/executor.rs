@@ -160,8 +160,9 @@ impl<'a> Walk<'a> {
             let invalidation = InvalidationGuard::new(&engine.cache, &touches);
             let began = engine.timings.is_some().then(Instant::now);
             let ready = Ready::new(grant, input, &slot);
+            let in_batch = flight.run_in_batch();
             let mut ended = attempt::attempt(ready, &*tool.tool, spec.annotations, &run, flight, clocks).await;
-            drop(invalidation);
+            drop((in_batch, invalidation));
             self.finish(&mut ended.outcome, &run).await;
             drop(slot);
             passage.report(verdict(ended.outcome.failure.as_deref()));
@@ -244,7 +245,7 @@ impl<'a> Walk<'a> {
         };
         let patience = self.patience();
         match self.unless_stopped(tokio::time::timeout(patience, claiming)).await? {
-            Err(_) => Err(Clock::Shared.error(patience, true)),
+            Err(_) => Err(Clock::Shared.error(patience, patience, true)),
             Ok(Err(error)) => Err(error),
             Ok(Ok(Claimed::Answered(answer))) => {
                 let Some(keyed) = answer.keyed.as_ref().filter(|keyed| leader.is_same_call(keyed)) else {
@@ -283,7 +284,7 @@ impl<'a> Walk<'a> {
             Ok(Lookup::Hit(outcome)) => Ok(Recalled::Answer(outcome)),
             Ok(Lookup::Leader(leader)) => Ok(Recalled::Missing(Some(leader))),
             Ok(Lookup::OtherCall) => Err(other_call()),
-            Err(_) => Err(Clock::Shared.error(patience, true)),
+            Err(_) => Err(Clock::Shared.error(patience, patience, true)),
         }
     }
 
@@ -362,6 +363,9 @@ impl<'a> Walk<'a> {
             let advice = "ask for less at once; the operator has to find out why the artifact store fails";
             *outcome = Outcome::default().failed(CallError::new(Code::ExecutionError, message).suggest(advice));
         }
+        if let Some(error) = &mut outcome.failure {
+            run.explain(error);
+        }
     }
 
     /// Checks a large answer against the tool's output schema on another thread.
@@ -415,7 +419,10 @@ impl<'a> Walk<'a> {
             biased;
             done = work => Ok(done),
             error = flight.wait_until_cancelled() => Err(error),
-            () = deadline => Err(Clock::Total.error(flight.opened.elapsed(), false)),
+            () = deadline => {
+                let limit = self.terms.clocks.deadline.unwrap_or_else(Instant::now) - flight.opened;
+                Err(Clock::Total.error(flight.opened.elapsed(), limit, false))
+            }
         }
     }
 }

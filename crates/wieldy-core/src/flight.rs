@@ -18,6 +18,7 @@ use crate::journal::{Interrupted, Receipt, Recorder};
 use crate::observe::Log;
 use crate::program::AgreedProgram;
 use crate::redact::Redacted;
+use crate::sandbox::Stream;
 
 /// The reason why a call was cancelled, as shown in its result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -80,6 +81,8 @@ pub(crate) struct Flight {
     pub(crate) agreed: OnceLock<Arc<AgreedProgram>>,
     recorder: Arc<Recorder>,
     batch: Option<Arc<BatchFlight>>,
+    /// True if another call of the batch ran at the same time.
+    parallel: AtomicBool,
     log: Log,
     /// Created on first use: most calls end before anything waits for it.
     stop: OnceLock<CancellationToken>,
@@ -102,20 +105,26 @@ impl Flight {
         call: &Call,
         caller: Arc<Caller>,
         tool: Arc<str>,
+        provider: Option<Arc<str>>,
         arguments: Redacted,
         recorder: &Arc<Recorder>,
         batch: Option<&Arc<BatchFlight>>,
         task: bool,
     ) -> Self {
         let opened_at = Timestamp::now();
-        Self::of(ExecutionId::next_at(opened_at), opened_at, call, caller, tool, arguments, recorder, batch, task)
+        Self::of(ExecutionId::next_at(opened_at), opened_at, call, caller, tool, provider, arguments, recorder, batch, task)
     }
 
     /// Creates a flight for a call that was open when an earlier executor stopped, in the state it had then.
-    pub(crate) fn resumed(was: &Interrupted, call: &Call, recorder: &Arc<Recorder>) -> Self {
+    pub(crate) fn resumed(
+        was: &Interrupted,
+        call: &Call,
+        provider: Option<Arc<str>>,
+        recorder: &Arc<Recorder>,
+    ) -> Self {
         let (tool, arguments) = (Arc::clone(&call.tool), Redacted::new(Arc::clone(&call.arguments), None));
         let caller = Arc::clone(&call.caller);
-        let flight = Self::of(was.execution, was.opened_at, call, caller, tool, arguments, recorder, None, was.task);
+        let flight = Self::of(was.execution, was.opened_at, call, caller, tool, provider, arguments, recorder, None, was.task);
         flight.log.writer().set_state(was.state);
         flight
     }
@@ -127,6 +136,7 @@ impl Flight {
         call: &Call,
         caller: Arc<Caller>,
         tool: Arc<str>,
+        provider: Option<Arc<str>>,
         arguments: Redacted,
         recorder: &Arc<Recorder>,
         batch: Option<&Arc<BatchFlight>>,
@@ -137,6 +147,8 @@ impl Flight {
             batch: batch.map(|batch| batch.id),
             call_id: call.call_id.clone(),
             tool: Some(tool),
+            provider,
+            opened_at: Some(opened_at),
             caller,
             arguments,
         };
@@ -150,6 +162,7 @@ impl Flight {
             agreed: OnceLock::new(),
             recorder: Arc::clone(recorder),
             batch: batch.cloned(),
+            parallel: AtomicBool::new(false),
             log: Log::default(),
             stop: OnceLock::new(),
             cause: OnceLock::new(),
@@ -214,6 +227,28 @@ impl Flight {
         self.record(Body::CallTask {})
     }
 
+    /// Returns true if another call of the batch ran at the same time as this one; `None` without a batch.
+    pub(crate) fn ran_in_parallel(&self) -> Option<bool> {
+        self.batch.as_ref().map(|_| self.parallel.load(Ordering::Relaxed))
+    }
+
+    /// Counts this call among the running ones of its batch, until the guard is dropped.
+    pub(crate) fn run_in_batch(self: &Arc<Self>) -> Option<BatchRun> {
+        let mut running = self.batch.as_ref()?.running.lock().expect("no code panics while it holds the count");
+        running.now += 1;
+        running.most = running.most.max(running.now);
+        if running.now == 1 {
+            running.alone = Some(Arc::clone(self));
+        } else {
+            let alone = running.alone.take();
+            [Some(self), alone.as_ref()]
+                .into_iter()
+                .flatten()
+                .for_each(|one| one.parallel.store(true, Ordering::Relaxed));
+        }
+        Some(BatchRun(Arc::clone(self)))
+    }
+
     /// Returns the number of the next run: more than 1 only for a call that an earlier executor left open.
     pub(crate) fn next_attempt(&self) -> u32 {
         match self.state() {
@@ -271,8 +306,20 @@ impl Flight {
     }
 
     /// Captures output of the current attempt.
-    pub(crate) fn capture(&self, bytes: &[u8], new: impl FnOnce() -> Capture) {
-        self.lock_capture().get_or_insert_with(|| Box::new(new())).write(bytes);
+    pub(crate) fn capture(&self, stream: Stream, bytes: &[u8], new: impl FnOnce() -> Capture) {
+        let mut capture = self.lock_capture();
+        let capture = capture.get_or_insert_with(|| Box::new(new()));
+        if stream == Stream::Stderr {
+            capture.keep_stderr(bytes);
+        }
+        capture.write(bytes);
+    }
+
+    /// Returns the end of what the current attempt printed to stderr. It is `None` if a secret may be split over both
+    /// streams, because redaction would not find it.
+    pub(crate) fn stderr(&self) -> Option<String> {
+        let capture = self.lock_capture();
+        capture.as_ref().filter(|_| !self.subject.arguments.is_parted()).map(|capture| capture.stderr())
     }
 
     /// Returns the output of the run so far, if there is any.
@@ -287,6 +334,29 @@ impl Flight {
     }
 }
 
+/// A run of a call of a batch. Dropping it ends the run.
+pub(crate) struct BatchRun(Arc<Flight>);
+
+impl Drop for BatchRun {
+    fn drop(&mut self) {
+        let Some(batch) = &self.0.batch else { return };
+        let mut running = batch.running.lock().expect("no code panics while it holds the count");
+        running.now -= 1;
+        if running.now == 0 {
+            running.alone = None;
+        }
+    }
+}
+
+/// The calls of a batch that run now.
+#[derive(Default)]
+struct RunningCalls {
+    now: usize,
+    most: usize,
+    /// The only running call, if no other one ran beside it yet.
+    alone: Option<Arc<Flight>>,
+}
+
 /// A batch in flight.
 pub(crate) struct BatchFlight {
     pub(crate) id: BatchId,
@@ -294,6 +364,7 @@ pub(crate) struct BatchFlight {
     pub(crate) log: Log,
     pub(crate) stop: CancellationToken,
     cause: OnceLock<CancelCause>,
+    running: Mutex<RunningCalls>,
 }
 
 impl AsRef<Log> for BatchFlight {
@@ -306,14 +377,20 @@ impl BatchFlight {
     pub(crate) fn new(caller: Arc<Caller>) -> Self {
         let caller = if caller.check().is_ok() { caller } else { caller.escaped() };
         let id = BatchId::next();
-        let subject = Subject { batch: Some(id), ..Subject::of(caller) };
+        let subject = Subject { batch: Some(id), opened_at: Some(Timestamp::now()), ..Subject::of(caller) };
         Self {
             id,
             subject: Arc::new(subject),
             log: Log::default(),
             stop: CancellationToken::new(),
             cause: OnceLock::new(),
+            running: Mutex::default(),
         }
+    }
+
+    /// Returns the greatest number of calls that ran at once.
+    pub(crate) fn most_at_once(&self) -> usize {
+        self.running.lock().expect("no code panics while it holds the count").most
     }
 
     /// Cancels all calls of the batch, including those that have not started.

@@ -114,6 +114,7 @@ mod event;
 mod journal;
 mod observe;
 pub mod redact;
+mod severity;
 mod shown;
 
 pub mod artifact;
@@ -125,6 +126,7 @@ pub mod secrets;
 mod error;
 mod present;
 mod program;
+mod trace;
 
 mod manifest;
 mod unbound;
@@ -167,7 +169,7 @@ pub use name::{NameError, ToolName};
 pub use observe::Observer;
 pub use outcome::{Outcome, PassedOn, RunError};
 pub use policy::{Check, Decision, Denied, Grant, Plan, Policy, Question};
-pub use present::{Budget, Presentation, present, shown, shown_in_line, visible};
+pub use present::{Budget, Presentation, present, present_error, shown, shown_in_line, visible};
 pub use program::{NamedFile, Program};
 pub use rate::{Per, Rate, RateKind};
 pub use redact::{REDACTED, Redacted};
@@ -178,8 +180,10 @@ pub use sandbox::{
     SandboxId, SandboxStatus, Stream, Usage,
 };
 pub use schema::SchemaError;
+pub use severity::{Severity, complete_event_data, event_message};
 pub use task::{Begun, Load, TASK_TTL, Target, Task};
 pub use tool::{
     Annotations, AnyTool, CachePolicy, Constraints, Footprint, Provider, SharedTool, Tool, ToolSpec, schema_of, tool,
 };
+pub use trace::{CaughtPanic, record_panic_places};
 pub use unbound::Unbound;

@@ -22,6 +22,7 @@ use crate::outcome::{Outcome, PassedOn, RunError};
 use crate::program::AgreedProgram;
 use crate::redact::StreamRedactor;
 use crate::sandbox::{Breach, Exit, Level, OutputSink, Sandbox, SandboxError, Stream};
+use crate::trace;
 
 /// The shortest time between two progress events with output. Output in between is shown together.
 const OUTPUT_EVERY: Duration = Duration::from_millis(100);
@@ -203,7 +204,7 @@ impl Run {
         if let Some(live) = &self.state.destination.live {
             live.write(stream, bytes);
         }
-        flight.capture(bytes, || self.new_capture());
+        flight.capture(stream, bytes, || self.new_capture());
         let mut pending = self.state.pending.lock().expect("no code panics while it holds the text");
         let pending = pending.get_or_insert_with(|| Box::new(PendingOutput::new(flight)));
         if pending.stream != stream {
@@ -289,6 +290,13 @@ impl Run {
         outcome.passed_on.take_if(|passed_on| **passed_on == PassedOn::default() || passed_on.bytes() > inline_max);
     }
 
+    /// Completes the error of this attempt by its trace, without secrets.
+    pub(crate) fn explain(&self, error: &mut CallError) {
+        let flight = &self.state.flight;
+        let stderr = if error.trace.is_none() { flight.stderr() } else { None };
+        trace::complete(error, stderr.as_deref(), &flight.subject.arguments);
+    }
+
     /// Stores a content block as an artifact, and returns a line that says so.
     fn store_block(&self, json: &str, what: &str) -> (Option<ArtifactId>, String) {
         let mut capture = self.new_capture();
@@ -352,8 +360,8 @@ impl Run {
         };
         let flight = &self.state.flight;
         // By the time of a denial the call may be over, so the event belongs to the session.
-        let (tool, caller) = (flight.subject.tool.clone(), Arc::clone(&flight.subject.caller));
-        let subject = Arc::new(Subject { tool, ..Subject::of(caller) });
+        let Subject { tool, provider, caller, .. } = (*flight.subject).clone();
+        let subject = Arc::new(Subject { tool, provider, ..Subject::of(caller) });
         let recorder = Arc::clone(flight.recorder());
         let agreed = flight.agreed.get().cloned();
         Ok(Background { session, sandbox, confinement: self.placed_confinement(), recorder, subject, agreed })
@@ -367,8 +375,10 @@ impl Run {
     /// Reports that a file changed since the session last read it.
     pub fn source_stale(&self, path: &str, previous_hash: &str, current_hash: Option<&str>) {
         let change = if current_hash.is_some() { "changed" } else { "was removed" };
+        let arguments = self.state.flight.subject.arguments.value();
         self.state.flight.record(Body::SourceStale {
             path: path.to_owned(),
+            project_id: arguments.get("project_id").and_then(|id| id.as_str()).map(str::to_owned),
             previous_hash: previous_hash.to_owned(),
             current_hash: current_hash.map(str::to_owned),
             message: format!("`{path}` {change} since this session last read it"),

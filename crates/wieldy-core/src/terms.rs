@@ -54,6 +54,11 @@ impl Executor {
         let learnt = engine.timings.as_ref().and_then(|timings| timings.timeout(&tool.name));
         let mut retry = spec.retry.unwrap_or(engine.retry);
         retry.retries = options.retries.or(spec.retries).unwrap_or(retry.retries);
+        retry.backoff = options.backoff.or(spec.backoff).unwrap_or(retry.backoff);
+        if let Some(delay) = options.retry_delay.or(spec.retry_delay) {
+            // The cap must not shorten the first delay that was asked for.
+            (retry.base, retry.cap) = (delay, retry.cap.max(delay));
+        }
         Ok(Terms {
             clocks: Clocks::new(options, spec, &engine.clocks, learnt, flight.opened),
             retry,

@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::attempt::RetryPolicy;
+use crate::attempt::{Backoff, RetryPolicy};
 use crate::confinement::{Confinement, ResourceLimits};
 use crate::input::Input;
 use crate::outcome::{Outcome, RunError};
@@ -219,6 +219,12 @@ pub struct ToolSpec {
     pub retry: Option<RetryPolicy>,
     /// The number of times that a failed run is repeated, with the delays of `retry` or of the executor.
     pub retries: Option<u32>,
+    /// The delay before the first retry, instead of that of `retry` or of the executor.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retry_delay: Option<Duration>,
+    /// The growth of the delays, instead of that of `retry` or of the executor.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub backoff: Option<Backoff>,
     /// Arguments that must not be written down anywhere.
     pub sensitive: Vec<String>,
     /// The arguments that name things it reads or writes; unknown if `None`.
@@ -257,6 +263,8 @@ impl ToolSpec {
             cache: None,
             retry: None,
             retries: None,
+            retry_delay: None,
+            backoff: None,
             sensitive: Vec::new(),
             footprint: None,
             aliases: Vec::new(),

@@ -105,6 +105,7 @@ const TABLES: &[CopiedTable] = &[
             ("usage_json", 't'),
             ("metadata_json", 't'),
             ("workspace", 't'),
+            ("provider", 't'),
             ("instance", 'i'),
         ],
     },

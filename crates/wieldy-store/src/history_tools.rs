@@ -45,6 +45,8 @@ struct SearchArgs {
     status: Option<Status>,
     /// Only calls of this session.
     session: Option<String>,
+    /// Only calls of tools of this provider: `builtin`, `local`, `command`, or `mcp:NAME` of an MCP server.
+    provider: Option<String>,
     /// Words that all occur in the tool's name, the arguments or the error.
     text: Option<String>,
     /// Only calls since a time such as `2026-11-16T08:00:00Z`, or a time back from now such as `2h`.
@@ -93,6 +95,7 @@ impl Tool for HistorySearch {
             tool: args.tool,
             status: args.status,
             session: args.session,
+            provider: args.provider,
             text: args.text,
             since: parse_time(args.since.as_deref())?,
             cursor: args.cursor.map(crate::query::Cursor),

@@ -36,6 +36,7 @@ pub(crate) struct CallRow {
     pub(crate) session: Option<String>,
     pub(crate) tenant: Option<String>,
     pub(crate) workspace: Option<String>,
+    pub(crate) provider: Option<String>,
     pub(crate) attempts: i64,
     pub(crate) usage: Option<String>,
     pub(crate) metadata: Option<String>,
@@ -44,7 +45,7 @@ pub(crate) struct CallRow {
 impl CallRow {
     /// Returns the row of a call that was just accepted.
     pub(crate) fn open(id: i64, at: i64, opened: &Opened) -> Self {
-        let Opened { subject, parameters, called_as, workspace, is_task, is_rerun } = opened;
+        let Opened { subject, parameters, called_as, workspace, provider, is_task, is_rerun } = opened;
         let mut metadata = Map::new();
         if let Some(call_id) = &subject.call_id {
             metadata.insert("call_id".into(), Value::String(call_id.clone().into_owned()));
@@ -71,6 +72,7 @@ impl CallRow {
             session: column(&subject.session),
             tenant: column(&subject.tenant),
             workspace: workspace.as_deref().map(storable),
+            provider: provider.as_deref().map(storable),
             metadata: metadata_text(metadata),
             ..Self::default()
         }

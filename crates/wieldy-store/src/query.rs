@@ -32,6 +32,8 @@ pub struct Query {
     pub user: Option<String>,
     /// The workspace, as an absolute path; `Some("")` means calls without one.
     pub workspace: Option<String>,
+    /// The provider of the tool, such as `builtin` or `mcp:NAME`.
+    pub provider: Option<String>,
     /// The batch.
     pub batch: Option<String>,
     /// The earliest time at which the call was accepted.
@@ -109,6 +111,8 @@ pub struct Execution {
     pub user: Option<String>,
     /// The workspace folder.
     pub workspace: Option<String>,
+    /// The provider of the tool.
+    pub provider: Option<String>,
     /// The batch that it was part of.
     pub batch: Option<String>,
     /// The sandbox that it ran in.
@@ -161,7 +165,7 @@ pub struct Stat {
 /// The columns of a call, in the order in which [`parse_row`] reads them.
 pub(crate) const COLUMNS: &str = "id, execution_id, tool_name, parameters_json, status, error_message, error_code, started_at,
     completed_at, duration_ms, output_size_bytes, sandbox_id, agent_id, user_id, batch_id, session_id, tenant_id, attempts,
-    usage_json, metadata_json, workspace";
+    usage_json, metadata_json, workspace, provider";
 
 pub(crate) fn parse_row(row: &dyn Row) -> Result<CallRow, StoreError> {
     let text = |column| row.text(column).map(str::to_owned);
@@ -188,6 +192,7 @@ pub(crate) fn parse_row(row: &dyn Row) -> Result<CallRow, StoreError> {
         usage: optional(18)?,
         metadata: optional(19)?,
         workspace: optional(20)?,
+        provider: optional(21)?,
     })
 }
 
@@ -212,6 +217,7 @@ impl From<CallRow> for Execution {
             session: row.session,
             user: row.user,
             workspace: row.workspace,
+            provider: row.provider,
             batch: row.batch,
             sandbox: row.sandbox,
             usage: json(row.usage),
@@ -328,6 +334,7 @@ impl SearchPlan {
             ("session_id = ?", query.session.as_deref()),
             ("agent_id = ?", query.agent.as_deref()),
             ("batch_id = ?", query.batch.as_deref()),
+            ("provider = ?", query.provider.as_deref()),
         ];
         for (sql, value) in equal {
             if let Some(value) = value {
@@ -400,19 +407,15 @@ pub(crate) fn show(
         found = Some(parse_row(row)?);
         Ok(())
     })?;
-    let Some(row) = found else { return Ok(None) };
+    let Some(call) = found else { return Ok(None) };
     let sql = "SELECT seq, at, name, data FROM events WHERE execution = ?1 ORDER BY seq";
     let mut recorded = Vec::new();
-    database.query(sql, &[row.id.into()], &mut |row| {
-        recorded.push(RecordedEvent {
-            seq: row.int(0)?,
-            at: Timestamp::from_microsecond(row.int(1)?).unwrap_or_default(),
-            name: row.text(2)?.to_owned(),
-            data: serde_json::from_str(row.text(3)?).unwrap_or_default(),
-        });
+    database.query(sql, &[call.id.into()], &mut |row| {
+        let data = serde_json::from_str(row.text(3)?).unwrap_or_default();
+        recorded.push(RecordedEvent::new(row.int(0)?, row.int(1)?, call.started_at, row.text(2)?, data));
         Ok(())
     })?;
-    Ok(Some((row.into(), recorded)))
+    Ok(Some((call.into(), recorded)))
 }
 
 /// Returns the calls whose ids begin with `begin`, the earliest first.
@@ -459,7 +462,8 @@ pub(crate) fn stats(database: &mut dyn Database, query: &Query, by: GroupBy) -> 
         *group.statuses.entry(status.to_owned()).or_default() += calls;
         group.output_bytes += bytes;
     };
-    let narrower = [&query.execution, &query.session, &query.user, &query.workspace, &query.batch, &query.text];
+    let narrower =
+        [&query.execution, &query.session, &query.user, &query.workspace, &query.provider, &query.batch, &query.text];
     if narrower.iter().any(|wanted| wanted.is_some()) {
         let columns = "started_at, tool_name, status, duration_ms, output_size_bytes";
         on_snapshot(database, &mut |database| {

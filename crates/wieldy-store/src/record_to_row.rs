@@ -32,6 +32,7 @@ pub(crate) struct Opened {
     /// The requested name, if it is not the tool's own.
     pub(crate) called_as: Option<String>,
     pub(crate) workspace: Option<String>,
+    pub(crate) provider: Option<String>,
     pub(crate) is_task: bool,
     pub(crate) is_rerun: bool,
 }
@@ -108,6 +109,7 @@ pub(crate) struct Closed {
 struct OpeningFacts {
     called_as: Option<String>,
     workspace: Option<String>,
+    provider: Option<String>,
     #[serde(default)]
     task: bool,
     rerun: Option<IgnoredAny>,
@@ -192,6 +194,10 @@ impl RowChange {
         if let Some(folder) = workspace {
             data.push_str(&format!(",\"workspace\":{}", json!(folder)));
         }
+        let provider = event.subject.provider.as_deref().map(|provider| redact::text(provider).into_owned());
+        if let Some(provider) = &provider {
+            data.push_str(&format!(",\"provider\":{}", json!(provider)));
+        }
         if *task {
             data.push_str(",\"task\":true");
         }
@@ -209,7 +215,8 @@ impl RowChange {
         data.push('}');
         let subject = StoredSubject::of(event).into_owned();
         let [called_as, workspace] = [called_as, workspace].map(|text| text.as_deref().map(str::to_owned));
-        let opened = Opened { subject, parameters, called_as, workspace, is_task: *task, is_rerun: rerun.is_some() };
+        let (is_task, is_rerun) = (*task, rerun.is_some());
+        let opened = Opened { subject, parameters, called_as, workspace, provider, is_task, is_rerun };
         (Self::Opened(Box::new(opened)), data)
     }
 
@@ -232,6 +239,7 @@ impl RowChange {
                     parameters: after[..arguments.byte_offset()].to_owned(),
                     called_as: read.called_as,
                     workspace: read.workspace,
+                    provider: read.provider,
                     is_task: read.task,
                     is_rerun: read.rerun.is_some(),
                 }))

@@ -31,6 +31,9 @@ pub(crate) struct FilterArgs {
     /// Only calls that worked in this folder
     #[arg(long, value_name = "DIR")]
     pub(crate) workspace: Option<PathBuf>,
+    /// Only calls of tools of this provider: builtin, local, command, or mcp:NAME
+    #[arg(long)]
+    pub(crate) provider: Option<String>,
     /// Only calls of this batch
     #[arg(long, value_name = "ID")]
     pub(crate) batch: Option<String>,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::anyhow;
 use indicatif::ProgressBar;
 use serde_json::Value;
-use wieldy::{Call, Content, Executor, ToolResult};
+use wieldy::{Budget, Call, Content, Executor, Presentation, ToolResult, present};
 
 use super::arguments::arguments;
 use super::request;
@@ -37,7 +37,7 @@ pub(crate) fn run(
     let history = History::open(config, Tasks::Forgotten)?;
     let work = async {
         let _fork_server = fork_server;
-        let live = Arc::new(Live::new(&args.tool, printer));
+        let live = Arc::new(Live::new(&args.tool, printer, !args.for_model));
         let confirmer = confirm::confirmer(args.run.yes, printer, &ProgressBar::hidden());
         let work = assemble::Work { output: Some(Arc::clone(&live) as _), ..assemble::Work::default() };
         let executor = assemble::executor(config, environment, confirmer, history.as_ref(), work)?;
@@ -84,7 +84,10 @@ async fn call(
     };
     let result = log::with_events(&config.log, executor, work).await.expect("a call that was just begun is known");
     live.clear();
-    print(&result, live, printer)?;
+    match presentation(args) {
+        Some(how) => printer.tool_text(&present(&result, &how))?,
+        None => print(&result, live, printer)?,
+    }
     warn_of_background(&result, printer);
     Ok(result.error.as_deref().map_or(Exit::Success, Exit::of))
 }
@@ -95,6 +98,18 @@ fn warn_of_background(result: &ToolResult, printer: &Printer) {
     if &*result.tool == "Bash" && is("state", "running") {
         printer.tell("warning: background processes end with this command");
     }
+}
+
+/// Returns how the result is written for a model's context, if it should be.
+fn presentation(args: &CallArgs) -> Option<Presentation> {
+    let count = |count: u32| usize::try_from(count).unwrap_or(usize::MAX);
+    let own = Presentation::default();
+    let budget = match (args.max_chars, args.max_tokens) {
+        (_, Some(tokens)) => Budget::Tokens(count(tokens)),
+        (Some(characters), _) => Budget::Characters(count(characters)),
+        (None, None) => own.budget,
+    };
+    args.for_model.then_some(Presentation { header: !args.no_header, budget })
 }
 
 /// Prints the tool's text, even of a failed run, or with `--json` the whole result.

@@ -32,6 +32,8 @@ pub(crate) fn options(run: &RunArgs) -> Options {
         deadline: run.deadline,
         silence: run.silence,
         retries: run.retries,
+        retry_delay: run.retry_delay,
+        backoff: run.retry_backoff,
         priority: run.priority,
         // The executor of this command already has these limits; as options they also lower the limits that a tool's
         // manifest sets.

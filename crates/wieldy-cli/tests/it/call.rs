@@ -455,3 +455,55 @@ fn the_missing_rights_of_an_ordinary_user_are_named() {
     mode("", 0o755);
     assert_eq!(told(&["Bash", "command=touch new"]).0, Some(0));
 }
+
+#[test]
+fn a_result_is_written_for_a_model() {
+    let world = World::new();
+    let call = |more: &[&str], command: &str| {
+        let command = format!("command={command}");
+        world.run(&[&["call", "Bash", &command, "--isolation", "none", "--for-model"], more].concat())
+    };
+    insta::assert_snapshot!(call(&["--no-header"], "echo hi; exit 3"), @"
+    exit: 1
+    ----- stdout -----
+    Error E3108 NONZERO_EXIT: `bash` ended with exit code 3
+    Output so far:
+    hi
+
+    ----- stderr -----
+    warning: isolation `none` isolates nothing: programs run with your own rights
+    ");
+    let headed = call(&[], "echo hi");
+    assert!(headed.contains("Tool: Bash\nStatus: success\nDuration: "), "{headed}");
+    let cut = call(&["--no-header", "--max-chars", "9"], "printf abcdefghijklmnopqrstuvwxyz");
+    assert!(cut.contains("\nabcdef\n… 17 characters left out …\nxyz\n"), "{cut}");
+    let cut = call(&["--no-header", "--max-tokens", "3"], "printf abcdefghijklmnopqrstuvwxyz");
+    assert!(cut.contains("\nabcdefgh\n… 14 characters left out …\nwxyz\n"), "{cut}");
+    for wrong in [&["--json"][..], &["--max-chars", "0"], &["--max-chars", "9", "--max-tokens", "9"]] {
+        assert!(call(wrong, "echo hi").starts_with("exit: 2\n"), "{wrong:?}");
+    }
+    assert_eq!(world.code(&["--json", "call", "List", "--for-model"]), Some(2));
+    assert_eq!(world.code(&["call", "List", "--no-header"]), Some(2));
+}
+
+#[test]
+fn the_delay_of_retries_is_set_for_a_call_and_in_a_manifest() {
+    let tool = |name: &str, more: &str| {
+        let command = r#"command = ["sh", "-c", "exit 1"]"#;
+        format!(
+            "[[tool]]\nname = \"{name}\"\ndescription = \"fails\"\n{command}\nidempotent = true\nretries = 2\n{more}\n"
+        )
+    };
+    let tools = tool("plain", "") + &tool("quick", "retry-delay = \"2ms\"\nretry-backoff = \"linear\"");
+    let world = World::new().file(".wieldy/tools/fails.toml", &tools);
+    let delays = |name: &str, flags: &[&str]| -> Vec<u64> {
+        let result = world.json(&[&["call", name, "--isolation", "none", "--json"], flags].concat());
+        let shown = world.json(&["history", "show", result["execution_id"].as_str().unwrap(), "--json"]);
+        let events = shown["events"].as_array().unwrap().iter();
+        events.filter_map(|event| event["data"]["delay_ms"].as_u64()).collect()
+    };
+    assert_eq!(delays("plain", &["--retry-delay", "3ms", "--retry-backoff", "linear"]), [3, 6]);
+    assert_eq!(delays("quick", &[]), [2, 4]);
+    assert_eq!(delays("quick", &["--retry-delay", "1ms"]), [1, 2]);
+    assert_eq!(world.code(&["call", "plain", "--retry-backoff", "slow"]), Some(2));
+}

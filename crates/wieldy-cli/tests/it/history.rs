@@ -211,6 +211,54 @@ fn wrong_filters_are_wrong_usage_with_a_suggestion() {
 }
 
 #[test]
+fn a_traceback_is_shown_without_secrets_where_a_failed_call_is_looked_at() {
+    let world = World::new().file("fail.sh", FAIL).file(".wieldy/tools/login.toml", LOGIN_TOOL);
+    let isolation = ["--isolation", "none"];
+    let call = ["call", "login", "secret=rosebud-1941", "--json"];
+    let result = world.json(&[&call[..], &isolation].concat());
+    let trace =
+        "Traceback (most recent call last):\n  File \"login.py\", line 3, in <module>\nLoginError: not [redacted]";
+    assert_eq!(result["error"]["trace"], trace);
+    assert!(result["content"][0]["text"].as_str().unwrap().ends_with("LoginError: not rosebud-1941\n"));
+    let text = world.run(&["history", "show", result["execution_id"].as_str().unwrap()]);
+    let indented = trace.lines().map(|line| format!("  {line}\n")).collect::<String>();
+    assert!(text.contains(&format!("\n\ntrace\n{indented}\nwhat happened\n")), "{text}");
+    assert!(!text.contains("rosebud"), "{text}");
+}
+
+#[test]
+fn calls_are_found_by_the_provider_of_their_tool() {
+    let world = World::new().file("fail.sh", FAIL).file(".wieldy/tools/login.toml", LOGIN_TOOL);
+    world.run(&["call", "login", "secret=rosebud-1941", "--isolation", "none"]);
+    world.run(&["call", "List"]);
+    let tools = |found: &Value| -> Vec<String> {
+        let calls = found["executions"].as_array().unwrap().iter();
+        calls.map(|call| format!("{} {}", call["tool"], call["provider"]).replace('"', "")).collect()
+    };
+    let found = |provider: &str| tools(&world.json(&["history", "--provider", provider, "--json"]));
+    assert_eq!(found("command"), ["login command"]);
+    assert_eq!(found("builtin"), ["List builtin"]);
+    assert_eq!(found("mcp:git"), Vec::<String>::new());
+    let own = world.json(&["call", "history_search", "provider=command", "--json"]);
+    assert_eq!(tools(&own["structured"]), ["login command"]);
+    let stats = world.json(&["history", "stats", "--provider", "command", "--json"]);
+    assert_eq!((&stats["stats"][0]["tool"], stats["stats"].as_array().unwrap().len()), (&json!("login"), 1));
+    assert!(world.run(&["audit", "verify"]).starts_with("exit: 0\n"));
+}
+
+const FAIL: &str = "echo connecting\nprintf 'Traceback (most recent call last):\\n  File \"login.py\", line 3, in <module>\\nLoginError: not %s\\n' \"$1\" >&2\nexit 1\n";
+
+const LOGIN_TOOL: &str = r#"
+[[tool]]
+name = "login"
+description = "logs in"
+command = ["sh", "fail.sh", "{secret}"]
+sensitive = ["secret"]
+[tool.arguments]
+secret = { type = "string", required = true }
+"#;
+
+#[test]
 fn one_call_is_shown_by_its_id_or_the_beginning_of_it() {
     let world = world();
     some_calls(&world);

@@ -7,6 +7,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::{CommandSpec, OutputForm, Variable};
+use crate::attempt::Backoff;
 use crate::confinement::ResourceLimits;
 use crate::duration::parse_duration;
 use crate::tool::{Annotations, CachePolicy, Constraints, Footprint, Provider, ToolSpec};
@@ -49,6 +50,8 @@ pub(super) struct FileTool {
     scopes: Vec<String>,
     cache: Option<FileDuration>,
     retries: Option<u32>,
+    retry_delay: Option<FileDuration>,
+    retry_backoff: Option<Backoff>,
     #[serde(default)]
     sensitive: Vec<String>,
     reads: Option<Vec<String>>,
@@ -194,6 +197,8 @@ impl FileTool {
             cache: self.cache.map(|ttl| CachePolicy { ttl: ttl.0 }),
             retry: None,
             retries: self.retries,
+            retry_delay: self.retry_delay.map(|duration| duration.0),
+            backoff: self.retry_backoff,
             sensitive: self.sensitive,
             footprint: (self.reads.is_some() || self.writes.is_some())
                 .then(|| Footprint { reads: self.reads.unwrap_or_default(), writes: self.writes.unwrap_or_default() }),

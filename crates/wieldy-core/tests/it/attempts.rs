@@ -166,7 +166,7 @@ async fn output_before_a_stop_is_returned() {
     tool.call.pending {"tool":"t"}
     tool.call.started {"attempt":1,"attempts_max":3,"timeout_ms":1000,"read_only":false,"tool":"t"}
     tool.call.progress {"message":"half of it","stream":"stdout","tool":"t"}
-    tool.call.timeout {"status":"timeout","attempts":1,"cached":false,"output_bytes":10,"error":{"code":"E3103","name":"TIMEOUT","category":"timeout_error","message":"the run was stopped after 1.000 s","retryable":false,"suggestion":"give it more time, or ask for less at once","details":{"clock":"attempt","after_ms":1000.0}},"tool":"t"}
+    tool.call.timeout {"status":"timeout","attempts":1,"cached":false,"output_bytes":10,"error":{"code":"E3103","name":"TIMEOUT","category":"timeout_error","message":"the run was stopped after 1.000 s","retryable":false,"suggestion":"give it more time, or ask for less at once","details":{"clock":"attempt","after_ms":1000.0,"timeout_ms":1000.0}},"tool":"t"}
     "#);
 }
 
@@ -185,7 +185,7 @@ async fn a_run_that_reached_a_limit_before_it_was_stopped_says_so() {
     let message =
         "the run was stopped after 1.000 s, and the run passed its limit `processes`: it used 40, allowed are 40";
     assert_eq!(error.message, message);
-    let details = json!({"clock": "attempt", "after_ms": 1000.0, "limit": "processes", "allowed": 40, "used": 40});
+    let details = json!({"clock": "attempt", "after_ms": 1000.0, "timeout_ms": 1000.0, "limit": "processes", "allowed": 40, "used": 40});
     assert_eq!(json!(error.details), details);
 }
 
@@ -285,4 +285,28 @@ async fn a_call_may_ask_for_less_than_its_tool_or_the_executor_grants_and_never_
     let held = world.executor.call(call.with(Options { limits: open_files, ..Options::default() })).await.structured;
     assert_eq!(held, Some(json!({"memory_bytes": 100, "processes": 10, "open_files": 7})));
     world.check();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_and_a_tool_set_delay_and_growth_of_their_retries() {
+    let failing = |spec: ToolSpec| {
+        let acts =
+            [Act::Fail(Code::TransportFailed, true), Act::Fail(Code::TransportFailed, true), Act::Say("at last")];
+        Puppet::new(spec, acts).0
+    };
+    let own = ToolSpec { retry_delay: Some(3 * SECOND), backoff: Some(Backoff::Linear), ..ToolSpec::new("own", "") };
+    let world = World::new([failing(ToolSpec::new("t", "").read_only()), failing(own.read_only())]);
+    let asked =
+        Options { retry_delay: Some(Duration::from_millis(200)), backoff: Some(Backoff::Linear), ..Options::default() };
+    for (tool, options, waited) in [("t", asked, 600), ("own", Options::default(), 9_000)] {
+        let began = tokio::time::Instant::now();
+        let result = world.executor.call(Call::new(tool, json!({})).with(options)).await;
+        assert_eq!((result.text().as_str(), result.attempts), ("at last", 3));
+        assert_eq!(began.elapsed(), Duration::from_millis(waited), "{tool}");
+    }
+    // The cap of the policy does not shorten the delay that was asked for.
+    let world = World::new([failing(ToolSpec::new("t", "").read_only().retry(linear(1)))]);
+    let began = tokio::time::Instant::now();
+    let result = called(&world, Options { retry_delay: Some(90 * SECOND), ..Options::default() }).await;
+    assert_eq!((result.attempts, began.elapsed()), (2, 90 * SECOND));
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use wieldy_core::{
-    Batch, BatchCall, BatchMode, Call, Caller, Code, Executor, Options, Outcome, Seen, SharedTool, Status, ToolSpec,
-    tool,
+    Batch, BatchCall, BatchMode, BatchResult, Call, Caller, Code, Executor, Options, Outcome, Seen, SharedTool, Status,
+    ToolSpec, tool,
 };
 use wieldy_testkit::{Act, HangingJournal, Puppet, World, bounded};
 
@@ -428,5 +428,37 @@ async fn references_of_a_batch_are_bounded_in_all() {
     let ends: Vec<_> =
         result.results.iter().map(|result| result.error.as_ref().map(|error| error.message.as_str())).collect();
     assert_eq!(ends, [None, None, None, None, None, Some(message), Some(message)]);
+    world.check();
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_result_says_what_ran_beside_it_and_what_it_waited_for() {
+    let taking = |spec: ToolSpec| Puppet::new(spec, [Act::Take(SECOND)]).0;
+    let world = World::new([
+        taking(ToolSpec::new("read", "").read_only().reads("path")),
+        taking(ToolSpec::new("write", "").writes("path")),
+    ]);
+    let call = |tool: &str, path: &str| Call::new(tool, json!({ "path": path }));
+    let calls = || {
+        [call("read", "a").id("one"), call("read", "a"), call("write", "a").id("three"), call("read", "a")].into_iter()
+    };
+    let told = |result: &BatchResult| -> Vec<(Option<bool>, String)> {
+        result.results.iter().map(|result| (result.parallel, result.waited_for.join(" "))).collect()
+    };
+    let smart = world.executor.batch(Batch::new(calls())).await.unwrap();
+    let beside = |waited_for: &str| (Some(true), waited_for.to_owned());
+    let alone = |waited_for: &str| (Some(false), waited_for.to_owned());
+    assert_eq!(told(&smart), [beside(""), beside(""), alone("one #2"), alone("three")]);
+    assert_eq!(smart.summary.most_at_once, 2);
+    let sequential = Batch { mode: BatchMode::Sequential, ..Batch::new(calls()) };
+    let sequential = world.executor.batch(sequential).await.unwrap();
+    assert_eq!(told(&sequential), [alone(""), alone("one"), alone("#2"), alone("three")]);
+    assert_eq!(sequential.summary.most_at_once, 1);
+    let parallel = Batch { mode: BatchMode::Parallel, ..Batch::new(calls()) };
+    let parallel = world.executor.batch(parallel).await.unwrap();
+    assert_eq!(told(&parallel), [beside(""), beside(""), beside(""), beside("")]);
+    assert_eq!(parallel.summary.most_at_once, 4);
+    let alone = world.call("read", json!({"path": "a"})).await;
+    assert_eq!((alone.parallel, alone.waited_for), (None, vec![]));
     world.check();
 }

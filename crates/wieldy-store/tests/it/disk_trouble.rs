@@ -198,8 +198,8 @@ fn a_newer_schema_is_refused_and_an_older_one_is_migrated() {
     };
     set(99);
     let told = Store::open(&history.address).err().unwrap();
-    assert_eq!(told, StoreError::Newer { found: 99, known: 3 });
-    assert_eq!(told.to_string(), "the history has schema version 99, and this program supports versions up to 3");
+    assert_eq!(told, StoreError::Newer { found: 99, known: 4 });
+    assert_eq!(told.to_string(), "the history has schema version 99, and this program supports versions up to 4");
     set(3);
     history.store().migrate(0).unwrap();
     let tables = || {

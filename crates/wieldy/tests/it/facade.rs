@@ -53,3 +53,33 @@ fn the_schemas_of_built_in_tools_can_be_compiled() {
         strict.register(Unbound::tool(spec, "nothing")).unwrap();
     }
 }
+
+#[tokio::test]
+async fn a_program_that_asks_for_it_gets_the_places_of_panics() {
+    #[derive(serde::Deserialize, schemars::JsonSchema)]
+    struct Threads {
+        other: bool,
+    }
+    let panicking = wieldy::tool(wieldy::ToolSpec::new("t", "panics"), async |arguments: Threads, _run| {
+        if arguments.other {
+            let work = || wieldy::CaughtPanic::catch(|| panic!("there"));
+            tokio::task::spawn_blocking(work).await.unwrap().unwrap_or_else(|panic| panic.resume())
+        }
+        // A panic that was caught elsewhere has another place.
+        let _ = std::panic::catch_unwind(|| panic!("not this one"));
+        panic!("here")
+    });
+    let executor = Executor::builder().tools([std::sync::Arc::new(panicking) as _]).build().unwrap();
+    let trace = async |other: bool| {
+        let result = executor.call(Call::new("t", json!({"other": other}))).await;
+        result.error.unwrap().trace
+    };
+    assert_eq!(trace(false).await, None, "without a hook it is not known");
+    wieldy::record_panic_places();
+    wieldy::record_panic_places();
+    for other in [false, true] {
+        let trace = trace(other).await.unwrap();
+        let place = trace.lines().next().unwrap();
+        assert!(place.starts_with("panicked at crates/wieldy/tests/it/facade.rs:"), "{trace}");
+    }
+}

@@ -30,6 +30,7 @@ pub(super) fn query(args: &FilterArgs) -> Result<Query, Failure> {
         tenant: args.tenant.clone(),
         user: None,
         workspace: args.workspace.as_deref().map(workspace).transpose()?,
+        provider: args.provider.clone(),
         batch: args.batch.clone(),
         since: time("--since", &args.since)?,
         until: time("--until", &args.until)?,

@@ -221,6 +221,11 @@ impl Server {
             "breaks" => {
                 self.say(json!({"jsonrpc": "2.0", "id": id, "error": {"code": -32603, "message": "out of luck"}}))
             }
+            "explains" => {
+                let data = json!({"traceback": format!("Traceback:\n  push({text})"), "hint": "pull first"});
+                self.say(json!({"jsonrpc": "2.0", "id": id,
+                    "error": {"code": -32603, "message": "out of luck", "data": data}}));
+            }
             "reports" => self.say(json!({"jsonrpc": "2.0", "id": id, "result":
                 {"content": [{"type": "text", "text": "the disk is full"}], "isError": true}})),
             "rich" => self.say(json!({"jsonrpc": "2.0", "id": id, "result": {"content": [
