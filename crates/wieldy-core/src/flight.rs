@@ -112,7 +112,18 @@ impl Flight {
         task: bool,
     ) -> Self {
         let opened_at = Timestamp::now();
-        Self::of(ExecutionId::next_at(opened_at), opened_at, call, caller, tool, provider, arguments, recorder, batch, task)
+        Self::of(
+            ExecutionId::next_at(opened_at),
+            opened_at,
+            call,
+            caller,
+            tool,
+            provider,
+            arguments,
+            recorder,
+            batch,
+            task,
+        )
     }
 
     /// Creates a flight for a call that was open when an earlier executor stopped, in the state it had then.
@@ -124,7 +135,8 @@ impl Flight {
     ) -> Self {
         let (tool, arguments) = (Arc::clone(&call.tool), Redacted::new(Arc::clone(&call.arguments), None));
         let caller = Arc::clone(&call.caller);
-        let flight = Self::of(was.execution, was.opened_at, call, caller, tool, provider, arguments, recorder, None, was.task);
+        let flight =
+            Self::of(was.execution, was.opened_at, call, caller, tool, provider, arguments, recorder, None, was.task);
         flight.log.writer().set_state(was.state);
         flight
     }

@@ -112,7 +112,7 @@ fn the_json_of_a_list_has_the_documented_form() {
                     "error_code": "E3302", "error_message": "there is no `missing.txt`",
                     "started_at": "[time]", "completed_at": "[time]", "duration_ms": "[ms]", "output_bytes": 0,
                     "attempts": 1, "agent": "ada", "tenant": null, "session": null, "user": crate::callers::account(),
-                    "workspace": "[folder]", "batch": null,
+                    "workspace": "[folder]", "provider": "builtin", "batch": null,
                     "sandbox": null, "usage": null, "metadata": {"task": true},
                 },
                 {
@@ -120,7 +120,7 @@ fn the_json_of_a_list_has_the_documented_form() {
                     "error_code": null, "error_message": null,
                     "started_at": "[time]", "completed_at": "[time]", "duration_ms": "[ms]", "output_bytes": 4,
                     "attempts": 1, "agent": "local", "tenant": null, "session": "s1", "user": crate::callers::account(),
-                    "workspace": "[folder]", "batch": null,
+                    "workspace": "[folder]", "provider": "builtin", "batch": null,
                     "sandbox": null, "usage": null, "metadata": {"task": true},
                 },
             ],
@@ -273,6 +273,7 @@ fn one_call_is_shown_by_its_id_or_the_beginning_of_it() {
     call:  [id]
     status:  failed
     tool:  Read
+    provider:  builtin
     started:  [time]
     ended:  [time]
     took:  [took]
@@ -306,8 +307,9 @@ fn one_call_is_shown_by_its_id_or_the_beginning_of_it() {
     let seq = events[0]["seq"].take();
     assert_eq!(
         events[0],
-        json!({"seq": null, "at": "[time]", "name": "tool.call.pending",
-               "data": {"arguments": {"path": "missing.txt"}, "workspace": "[folder]", "task": true}})
+        json!({"seq": null, "at": "[time]", "name": "tool.call.pending", "severity": "debug",
+               "data": {"arguments": {"path": "missing.txt"}, "workspace": "[folder]", "provider": "builtin",
+                        "task": true, "message": "call accepted", "elapsed_ms": 0.0}})
     );
     assert_eq!(shown["events"][2]["seq"].as_i64(), seq.as_i64().map(|seq| seq + 2));
 }
@@ -664,9 +666,9 @@ fn nothing_runs_where_the_history_cannot_be_used() {
     hint: check that it can be reached and written, and that the disk has free space; `--state DIR` names another folder
     error: cannot use the history `[root]/folder/history.db`: unable to open database file: [root]/folder/history.db
     hint: check that it can be reached and written, and that the disk has free space; `--state DIR` names another folder
-    error[E3111]: nothing was run, because calls cannot be recorded: the history has schema version 99, and this program supports versions up to 3
+    error[E3111]: nothing was run, because calls cannot be recorded: the history has schema version 99, and this program supports versions up to 4
     hint: use the version of wieldy that wrote it, or a newer one; `--state DIR` names another folder
-    error: the history has schema version 99, and this program supports versions up to 3
+    error: the history has schema version 99, and this program supports versions up to 4
     hint: use the version of wieldy that wrote it, or a newer one; `--state DIR` names another folder
     ");
 }
