@@ -235,10 +235,10 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "ID", help_heading = CALLER)]
     pub(crate) session: Option<String>,
     /// The person behind the agent [default: the name of your account]
-    #[arg(long, value_name = "NAME", help_heading = ON_BEHALF)]
+    #[arg(long, value_name = "NAME", help_heading = CALLER)]
     pub(crate) user: Option<String>,
     /// The tenant that the agent belongs to
-    #[arg(long, value_name = "NAME", help_heading = ON_BEHALF)]
+    #[arg(long, value_name = "NAME", help_heading = CALLER)]
     pub(crate) tenant: Option<String>,
     /// See only tools without a scope or with this one; may be repeated [default: every tool]
     #[arg(long, value_name = "SCOPE", help_heading = CALLER)]
@@ -307,10 +307,10 @@ pub(crate) struct McpArgs {
     #[arg(long, value_name = "ID", help_heading = CALLER)]
     pub(crate) session: Option<String>,
     /// The person behind the agent [default: the name of your account]
-    #[arg(long, value_name = "NAME", help_heading = ON_BEHALF)]
+    #[arg(long, value_name = "NAME", help_heading = CALLER)]
     pub(crate) user: Option<String>,
     /// The tenant that the agent belongs to
-    #[arg(long, value_name = "NAME", help_heading = ON_BEHALF)]
+    #[arg(long, value_name = "NAME", help_heading = CALLER)]
     pub(crate) tenant: Option<String>,
     /// Show only tools without a scope or with this one; may be repeated [default: every tool]
     #[arg(long, value_name = "SCOPE", help_heading = CALLER)]

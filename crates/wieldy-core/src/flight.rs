@@ -101,6 +101,7 @@ impl AsRef<Log> for Flight {
 
 impl Flight {
     /// Creates a flight for the caller and the tool of these names, which may differ from the given ones.
+    #[expect(clippy::too_many_arguments, reason = "a call in flight is known by all of these")]
     pub(crate) fn new(
         call: &Call,
         caller: Arc<Caller>,
