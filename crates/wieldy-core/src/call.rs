@@ -303,8 +303,7 @@ pub struct ToolResult {
     pub call_id: Option<String>,
     /// The tool's full name, or the requested name if there is no such tool.
     pub tool: Arc<str>,
-    /// The arguments as they were checked, or as they were given if the call ended before that. Their JSON is redacted,
-    /// and has at most 16 KiB.
+    /// The arguments as checked, or as given if the call ended before that. Their JSON is redacted and at most 16 KiB.
     #[serde(default)]
     pub arguments: CheckedArguments,
     /// The provider of the tool; empty if there is no such tool.

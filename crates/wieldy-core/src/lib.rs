@@ -18,7 +18,7 @@
 //! | `cache`, `footprint` | stored answers and single flight; the paths that a call reads and writes |
 //! | `admit`, `rate`, `breaker` | slots and the queue (the proof `Slot`); rate limits; circuit breakers |
 //! | `attempt`, `clock`, `run`, `capture` | one attempt under its clocks; the interface of a running tool; its output |
-//! | `flight`, `batch`, `order`, `task` | a call in flight; several calls in a safe order; calls in the background |
+//! | `flight`, `batch`, `order`, `references`, `task` | a call in flight; several calls in a safe order; calls in the background |
 //! | `resume` | calls and results after a restart |
 //! | `event`, `journal`, `observe`, `shown`, `redact` | events and the state of a call; their order; live observation; secrets removed |
 //! | `artifact`, `present` | large output; text within a model's budget |
@@ -106,6 +106,7 @@ mod run;
 
 mod batch;
 mod order;
+mod references;
 mod task;
 
 mod resume;

@@ -411,8 +411,8 @@ pub(crate) fn show(
     let sql = "SELECT seq, at, name, data FROM events WHERE execution = ?1 ORDER BY seq";
     let mut recorded = Vec::new();
     database.query(sql, &[call.id.into()], &mut |row| {
-        let data = serde_json::from_str(row.text(3)?).unwrap_or_default();
-        recorded.push(RecordedEvent::new(row.int(0)?, row.int(1)?, call.started_at, row.text(2)?, data));
+        let (seq, at, data) = (row.int(0)?, row.int(1)?, serde_json::from_str(row.text(3)?).unwrap_or_default());
+        recorded.push(RecordedEvent::new(seq, at, call.started_at, row.text(2)?, data));
         Ok(())
     })?;
     Ok(Some((call.into(), recorded)))
@@ -447,8 +447,7 @@ struct GroupCounts {
     output_bytes: i64,
 }
 
-/// Returns statistics by tool or day. Conditions on tool, status, agent, tenant and time (in whole days) are answered
-/// from the counts of the histogram. With any other condition the calls themselves are counted.
+/// Returns statistics by tool or day: from the histogram for tool, status, agent, tenant and whole days, else from calls.
 pub(crate) fn stats(database: &mut dyn Database, query: &Query, by: GroupBy) -> Result<Vec<Stat>, StoreError> {
     let mut counted: BTreeMap<(Option<i64>, Option<String>), GroupCounts> = BTreeMap::new();
     let key = |day: i64, tool: &str| match by {
@@ -462,9 +461,8 @@ pub(crate) fn stats(database: &mut dyn Database, query: &Query, by: GroupBy) -> 
         *group.statuses.entry(status.to_owned()).or_default() += calls;
         group.output_bytes += bytes;
     };
-    let narrower =
-        [&query.execution, &query.session, &query.user, &query.workspace, &query.provider, &query.batch, &query.text];
-    if narrower.iter().any(|wanted| wanted.is_some()) {
+    let Query { execution, session, user, workspace, provider, batch, text, .. } = query;
+    if [execution, session, user, workspace, provider, batch, text].iter().any(|wanted| wanted.is_some()) {
         let columns = "started_at, tool_name, status, duration_ms, output_size_bytes";
         on_snapshot(database, &mut |database| {
             let wanted = SearchPlan::new(database, query)?;
