@@ -31,6 +31,10 @@ pub(crate) fn run(
         let told = anyhow!("`--async` needs the REST API of a server, which this version does not have");
         return Err(Failure::usage(told).hint("without `--async` the command waits for the result"));
     }
+    if args.for_model && printer.json {
+        let told = anyhow!("the argument '--for-model' cannot be used with '--json'");
+        return Err(Failure::usage(told).hint("leave out one of them"));
+    }
     let arguments = arguments(args.args.as_deref(), &args.pairs)?;
     // The history outlives the runtime, so that it gets the last records of running calls.
     let fork_server = (args.tool == BASH).then(wieldy::EarlyForkServer::start);

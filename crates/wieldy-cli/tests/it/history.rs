@@ -112,7 +112,7 @@ fn the_json_of_a_list_has_the_documented_form() {
                     "error_code": "E3302", "error_message": "there is no `missing.txt`",
                     "started_at": "[time]", "completed_at": "[time]", "duration_ms": "[ms]", "output_bytes": 0,
                     "attempts": 1, "agent": "ada", "tenant": null, "session": null, "user": null,
-                    "workspace": "[folder]", "batch": null,
+                    "workspace": "[folder]", "provider": "builtin", "batch": null,
                     "sandbox": null, "usage": null, "metadata": {"task": true},
                 },
                 {
@@ -120,7 +120,7 @@ fn the_json_of_a_list_has_the_documented_form() {
                     "error_code": null, "error_message": null,
                     "started_at": "[time]", "completed_at": "[time]", "duration_ms": "[ms]", "output_bytes": 4,
                     "attempts": 1, "agent": "local", "tenant": null, "session": "s1", "user": null,
-                    "workspace": "[folder]", "batch": null,
+                    "workspace": "[folder]", "provider": "builtin", "batch": null,
                     "sandbox": null, "usage": null, "metadata": {"task": true},
                 },
             ],
@@ -272,6 +272,7 @@ fn one_call_is_shown_by_its_id_or_the_beginning_of_it() {
     call:  [id]
     status:  failed
     tool:  Read
+    provider:  builtin
     started:  [time]
     ended:  [time]
     took:  [took]
@@ -304,8 +305,9 @@ fn one_call_is_shown_by_its_id_or_the_beginning_of_it() {
     let seq = events[0]["seq"].take();
     assert_eq!(
         events[0],
-        json!({"seq": null, "at": "[time]", "name": "tool.call.pending",
-               "data": {"arguments": {"path": "missing.txt"}, "workspace": "[folder]", "task": true}})
+        json!({"seq": null, "at": "[time]", "name": "tool.call.pending", "severity": "debug",
+               "data": {"arguments": {"path": "missing.txt"}, "workspace": "[folder]", "provider": "builtin",
+                        "task": true, "message": "call accepted", "elapsed_ms": 0.0}})
     );
     assert_eq!(shown["events"][2]["seq"].as_i64(), seq.as_i64().map(|seq| seq + 2));
 }
@@ -662,9 +664,9 @@ fn nothing_runs_where_the_history_cannot_be_used() {
     hint: see that it can be reached and written to, and that the disk has room; `--state DIR` names another folder
     error: cannot use the history `[root]/folder/history.db`: unable to open database file: [root]/folder/history.db
     hint: see that it can be reached and written to, and that the disk has room; `--state DIR` names another folder
-    error[E3111]: nothing was run, as it could not be recorded: the history has the form 99, and this program knows those up to 3
+    error[E3111]: nothing was run, as it could not be recorded: the history has the form 99, and this program knows those up to 4
     hint: use the version of wieldy that wrote it, or a newer one; `--state DIR` names another folder
-    error: the history has the form 99, and this program knows those up to 3
+    error: the history has the form 99, and this program knows those up to 4
     hint: use the version of wieldy that wrote it, or a newer one; `--state DIR` names another folder
     ");
 }

@@ -243,7 +243,7 @@ async fn a_batch_can_be_observed_and_its_events_are_in_order() {
     2 tool.call.pending {"arguments":{"path":"a"},"tool":"read"}
     2 tool.call.started {"attempt":1,"attempts_max":3,"timeout_ms":30000,"read_only":true,"tool":"read"}
     2 tool.call.success {"status":"success","attempts":1,"cached":false,"output_bytes":6,"tool":"read"}
-    tool.batch.completed {"total":2,"executed":2,"skipped":0,"succeeded":2,"failed":0,"read_only":1,"mutating":1}
+    tool.batch.completed {"total":2,"executed":2,"skipped":0,"succeeded":2,"failed":0,"read_only":1,"mutating":1,"most_at_once":1}
     "#);
 }
 
