@@ -150,12 +150,12 @@ pub(crate) struct BatchArgs {
     /// The calls, as a JSON array or JSON lines of {"id","tool","arguments","after"}; - is standard input
     #[arg(value_name = "FILE|-", value_hint = ValueHint::FilePath)]
     pub(crate) file: String,
-    /// The order of the calls
-    #[arg(long, default_value = "smart", value_parser = modes())]
-    pub(crate) mode: BatchMode,
-    /// The maximal number of calls at once
-    #[arg(long, value_name = "COUNT", default_value = "5", value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    pub(crate) max_concurrency: u32,
+    /// The order of the calls [default: smart]
+    #[arg(long, value_parser = modes())]
+    pub(crate) mode: Option<BatchMode>,
+    /// The maximal number of calls at once, if plan and slots allow as many [default: 5]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub(crate) max_concurrency: Option<u32>,
     /// Start no further call after one has failed
     #[arg(long)]
     pub(crate) stop_on_error: bool,

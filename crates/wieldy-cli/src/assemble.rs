@@ -124,7 +124,7 @@ fn builder(config: &Config, environment: &Environment) -> Result<ExecutorBuilder
     let mut builder = wieldy::builder_with(&config.workspace, tool_environment(config, environment))
         .map_err(|error| Failure::usage(error).hint(hint))?;
     for (name, plan) in &config.plans {
-        builder.policy = builder.policy.with_plan(name, *plan);
+        builder.policy = builder.policy.with_plan(name, plan.clone());
     }
     builder.confirmation_timeout = config.confirmation_timeout;
     builder.limits = config.limits;

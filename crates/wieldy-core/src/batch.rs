@@ -16,6 +16,7 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use crate::call::{BatchId, Call, Caller, Status, ToolResult};
+use crate::concurrency::{BatchMode, Concurrency, ConcurrencyLimit, LimitedTools};
 use crate::error::{CallError, Code, duration_ms};
 use crate::event::Body;
 use crate::executor::Executor;
@@ -36,10 +37,11 @@ pub struct Batch {
     pub calls: Vec<BatchCall>,
     /// The caller of all calls. The callers set on the single calls are ignored.
     pub caller: Arc<Caller>,
-    /// The ordering of the calls.
-    pub mode: BatchMode,
-    /// Maximum number of calls that run at once.
-    pub max_concurrency: usize,
+    /// The ordering of the calls; [`BatchMode::Smart`] if `None`.
+    pub mode: Option<BatchMode>,
+    /// Maximum number of calls that run at once; [`Batch::MAX_CONCURRENCY`] if `None`. The caller's plan and slots may
+    /// hold fewer: then the summary says so, if the number was given.
+    pub max_concurrency: Option<usize>,
     /// True if no further call starts once one has failed. Running calls are left to finish.
     pub stop_on_error: bool,
 }
@@ -54,37 +56,14 @@ pub struct BatchCall {
 }
 
 impl Batch {
+    /// Maximum number of calls at once, if a batch does not say.
+    pub const MAX_CONCURRENCY: usize = 5;
+
     /// Creates a batch in smart order with at most five calls at once.
     pub fn new(calls: impl IntoIterator<Item = Call>) -> Self {
         let calls: Vec<BatchCall> = calls.into_iter().map(|call| BatchCall { call, after: Vec::new() }).collect();
         let caller = calls.first().map_or_else(|| Arc::new(Caller::local()), |first| Arc::clone(&first.call.caller));
-        Self { calls, caller, mode: BatchMode::Smart, max_concurrency: 5, stop_on_error: false }
-    }
-}
-
-/// The ordering of a batch's calls.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum BatchMode {
-    /// Concurrent, except that conflicting calls keep their order.
-    #[default]
-    Smart,
-    /// Concurrent, even if calls conflict.
-    Parallel,
-    /// One after the other.
-    Sequential,
-}
-
-impl std::str::FromStr for BatchMode {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "smart" => Ok(Self::Smart),
-            "parallel" => Ok(Self::Parallel),
-            "sequential" => Ok(Self::Sequential),
-            other => Err(format!("`{other}` is not `smart`, `parallel` or `sequential`")),
-        }
+        Self { calls, caller, mode: None, max_concurrency: None, stop_on_error: false }
     }
 }
 
@@ -118,6 +97,15 @@ pub struct BatchSummary {
     pub mutating: usize,
     /// The duration of the batch, in milliseconds.
     pub duration_ms: f64,
+    /// Maximum number of calls that could run at once.
+    #[serde(default)]
+    pub max_concurrency: usize,
+    /// The number that was asked for, if it was more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asked: Option<usize>,
+    /// The limit that held fewer calls at once than were asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held_by: Option<ConcurrencyLimit>,
 }
 
 /// The reason why a batch cannot run at all.
@@ -312,11 +300,14 @@ impl Executor {
             Ok(allowed) => allowed,
             Err(denied) => return Err(self.refuse_batch(batch, denied.into(), &flight).await),
         };
-        let parallel_max = allowed.parallel_max.unwrap_or(usize::MAX).max(1);
-        let mode = if parallel_max == 1 { BatchMode::Sequential } else { batch.mode };
-        let max_concurrency = batch.max_concurrency.clamp(1, parallel_max);
-        let known = batch.calls.iter().map(|call| self.predict(call, &batch.caller, mode));
+        let mut tools = LimitedTools::default();
+        let is_smart =
+            allowed.parallel_max.is_none_or(|max| max > 1) && batch.mode.unwrap_or_default() == BatchMode::Smart;
+        let known = batch.calls.iter().map(|call| self.predict(call, &batch.caller, is_smart, &mut tools));
         let (touches, read_only): (Vec<Touches>, Vec<bool>) = known.unzip();
+        let concurrency = Concurrency::settle(&self.inner, &batch, allowed, &tools);
+        let Concurrency { mode, running_max: max_concurrency, reduced, .. } = concurrency;
+        let (asked, held_by) = reduced.unzip();
         let plan = match BatchPlan::make(&batch.calls, &touches, mode) {
             Ok(plan) => plan,
             Err(senseless) => return Err(self.refuse_batch(batch, senseless.into(), &flight).await),
@@ -325,8 +316,9 @@ impl Executor {
         let mutating = batch.calls.len() - read_only;
 
         let count = batch.calls.len();
-        self.record_batch(&flight, Body::BatchStarted { count, mode, max_concurrency, read_only, mutating });
-        let (results, skipped) = self.run_plan(&plan, batch, &flight, max_concurrency).await;
+        let started = Body::BatchStarted { count, mode, max_concurrency, asked, held_by, read_only, mutating };
+        self.record_batch(&flight, started);
+        let (results, skipped) = self.run_plan(&plan, batch, &flight, concurrency.begun_max).await;
         let succeeded = results.iter().filter(|result| result.is_success()).count();
         let summary = BatchSummary {
             total: count,
@@ -337,6 +329,9 @@ impl Executor {
             read_only,
             mutating,
             duration_ms: duration_ms(began.elapsed()),
+            max_concurrency,
+            asked,
+            held_by,
         };
         self.record_batch(&flight, Body::BatchCompleted(summary.clone()));
         Ok(BatchResult { batch_id: flight.id, results, summary })
@@ -354,12 +349,19 @@ impl Executor {
     }
 
     /// Returns the paths that a call will touch, as far as known before it runs, and true if the call is read-only.
-    fn predict(&self, batch_call: &BatchCall, caller: &Caller, mode: BatchMode) -> (Touches, bool) {
+    fn predict(
+        &self,
+        batch_call: &BatchCall,
+        caller: &Caller,
+        is_smart: bool,
+        tools: &mut LimitedTools,
+    ) -> (Touches, bool) {
         let call = &batch_call.call;
         // A call that will be refused touches nothing. Its own walk reports the reason.
         let Ok(tool) = self.registry().find(&call.tool, caller) else { return (Touches::nothing(), true) };
         let spec = tool.spec();
-        if mode != BatchMode::Smart {
+        tools.count(&tool);
+        if !is_smart {
             return (Touches::nothing(), spec.annotations.read_only); // only smart order depends on paths
         }
         let touches = match self.checked(&tool, &call.arguments) {

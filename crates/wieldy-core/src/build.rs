@@ -22,9 +22,9 @@ use crate::event::{Body, Subject};
 use crate::executor::Executor;
 use crate::flight::Flights;
 use crate::journal::{Durability, Interrupted, Journal, MemoryJournal, Recorder};
-use crate::policy::Policy;
+use crate::policy::{Denied, Policy};
 use crate::rate::{Rate, Rates};
-use crate::registry::{Missing, RegisterError, Registration, Registry};
+use crate::registry::{Missing, RegisterError, Registered, Registration, Registry};
 use crate::sandbox::{Level, OutputSink, Sandbox, SandboxChange};
 use crate::sandboxes::Owners;
 use crate::task::{TASK_TTL, Tasks};
@@ -75,6 +75,17 @@ pub(crate) struct Inner {
     pub(crate) output_bytes_max: u64,
     pub(crate) output: Option<Arc<dyn OutputSink>>,
     pub(crate) stopping: AtomicBool,
+}
+
+impl Inner {
+    /// Returns the maximum number of running calls of this caller's agent.
+    pub(crate) fn agent_slots(&self, caller: &Caller) -> u32 {
+        match self.policy.plan(caller).ok().and_then(|plan| plan.slots) {
+            Some(0) => u32::MAX,
+            Some(slots) => slots,
+            None => self.admission.limits().calls_running_per_agent_max,
+        }
+    }
 }
 
 /// Builds an [`Executor`]. Every setting has a good default; settings are public fields or methods of the same name.
@@ -319,6 +330,11 @@ impl Executor {
     /// clears it.
     pub fn explain_missing(&self, server: &str, missing: Option<Missing>) {
         self.inner.registry.explain_missing(server, missing);
+    }
+
+    /// Returns the refusal that a call of the tool would get for the caller's plan, for doors that list tools.
+    pub fn check_plan(&self, caller: &Caller, tool: &Registered) -> Result<(), Denied> {
+        self.inner.policy.check_tool(caller, tool.spec())
     }
 
     /// Returns the registry of tools.

@@ -8,8 +8,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::artifact::ArtifactId;
-use crate::batch::{BatchMode, BatchSummary};
+use crate::batch::BatchSummary;
 use crate::call::{BatchId, Caller, ConfirmationId, ExecutionId, SandboxRef, Status, ToolResult};
+use crate::concurrency::{BatchMode, ConcurrencyLimit};
 use crate::error::CallError;
 use crate::redact::{self, Redacted};
 use crate::sandbox::{Stream, Usage};
@@ -170,6 +171,12 @@ pub enum Body {
         mode: BatchMode,
         /// Maximum number of calls that run at once.
         max_concurrency: usize,
+        /// The number that was asked for, if it was more.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        asked: Option<usize>,
+        /// The limit that holds fewer calls at once than were asked for.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        held_by: Option<ConcurrencyLimit>,
         /// The number of calls that cannot change anything.
         read_only: usize,
         /// The number of calls that may change something.

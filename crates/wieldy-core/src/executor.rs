@@ -13,6 +13,7 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::time::Instant;
 
+use crate::admit::WantedSlot;
 use crate::attempt::{self, Ready};
 use crate::breaker::verdict;
 use crate::build::Inner;
@@ -150,9 +151,7 @@ impl<'a> Walk<'a> {
         engine.rates.count(&call.caller, &tool.name)?;
         for attempt in flight.next_attempt().. {
             let passage = engine.breakers.enter(&tool.name)?;
-            let slots = spec.constraints.concurrency_max;
-            let slot =
-                engine.admission.admit(consent, flight, &tool.name, slots, call.options.priority, clocks).await?;
+            let slot = engine.admission.admit(consent, flight, self.wanted_slot(), clocks).await?;
             tally.queued += slot.waited();
             self.start(attempt).await?;
             tally.attempts = attempt;
@@ -178,6 +177,15 @@ impl<'a> Walk<'a> {
             Box::pin(self.pause(attempt + 1, delay, error.clone())).await?;
         }
         unreachable!("a number of attempts is finite")
+    }
+
+    fn wanted_slot(&self) -> WantedSlot<'a> {
+        WantedSlot {
+            tool: &self.tool.name,
+            tool_max: self.tool.spec.constraints.concurrency_max,
+            agent_max: self.engine.agent_slots(&self.call.caller),
+            priority: self.call.options.priority,
+        }
     }
 
     /// Validates the arguments. An expensive check runs on another thread; meanwhile the call can be cancelled, and its

@@ -82,6 +82,7 @@ mod flight;
 mod run;
 
 mod batch;
+mod concurrency;
 mod order;
 mod task;
 
@@ -116,7 +117,7 @@ pub use futures_util::future::BoxFuture;
 pub use admit::{Limits, Slot};
 pub use artifact::{ArtifactId, ArtifactInfo, ArtifactMaker, ArtifactWriter, Artifacts, MemoryArtifacts};
 pub use attempt::{Backoff, RetryIf, RetryPolicy};
-pub use batch::{Batch, BatchCall, BatchError, BatchMode, BatchResult, BatchSummary};
+pub use batch::{Batch, BatchCall, BatchError, BatchResult, BatchSummary};
 pub use breaker::{BreakerPolicy, BreakerState};
 pub use build::ExecutorBuilder;
 pub use call::{
@@ -124,6 +125,7 @@ pub use call::{
     ToolResult,
 };
 pub use clock::{DynamicTimeout, TIMEOUT_DEFAULT, TIMEOUT_MAX};
+pub use concurrency::{BatchMode, ConcurrencyLimit};
 pub use confinement::{
     Command, Confinement, Feed, FileRules, Mount, Network, Place, ResourceLimits, SessionKey, Stdin, Terminal,
 };

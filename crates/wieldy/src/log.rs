@@ -6,7 +6,7 @@
 use serde_json::Value;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
-use wieldy_core::{Body, Closing, Event, Executor, Filter, Seen};
+use wieldy_core::{Body, Closing, ConcurrencyLimit, Event, Executor, Filter, Seen};
 
 /// The targets of the lines that [`log_events`] writes.
 pub const LOG_TARGETS: [&str; 8] = [
@@ -202,7 +202,7 @@ fn write_around(event: &Event) {
             code = error.code.as_str(),
             error = text(event, "/error/message"),
         ),
-        Body::BatchStarted { count, max_concurrency, read_only, mutating, .. } => line!(
+        Body::BatchStarted { count, max_concurrency, asked, held_by, read_only, mutating, .. } => line!(
             INFO,
             "wieldy::batch",
             event,
@@ -210,6 +210,8 @@ fn write_around(event: &Event) {
             count = count,
             mode = text(event, "/mode"),
             max_concurrency = max_concurrency,
+            asked = asked,
+            held_by = held_by.map(ConcurrencyLimit::as_str),
             read_only = read_only,
             mutating = mutating,
         ),

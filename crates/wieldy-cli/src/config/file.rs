@@ -241,10 +241,13 @@ section! {
         task_after: Time,
         page: Count,
     }
-    /// The limits of a plan; a missing key means no limit.
+    /// The limits of a plan; a missing key means no limit, but for `slots`: that of `limits`.
     FilePlan {
         batch_max: Count,
         parallel_max: Count,
+        slots: CountOrNone,
+        tools: Vec<String>,
+        scopes: Vec<String>,
         full_events: bool,
     }
 }

@@ -493,6 +493,9 @@ fn plan(plan: &FilePlan) -> Plan {
     Plan {
         batch_max: number(plan.batch_max).map(|count| count as usize),
         parallel_max: number(plan.parallel_max).map(|count| count as usize),
+        slots: plan.slots.map(|slots| small(Some(slots))),
+        tools: plan.tools.clone().unwrap_or_default(),
+        scopes: plan.scopes.clone().unwrap_or_default(),
         full_events: plan.full_events.unwrap_or(true),
     }
 }

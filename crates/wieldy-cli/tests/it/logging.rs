@@ -64,7 +64,7 @@ fn lines_in_json_are_an_object_each() {
                 "INFO",
                 "batch started",
                 json!({
-                    "seq": 1, "count": 1, "mode": "smart", "max_concurrency": 5, "read_only": 1, "mutating": 0,
+                    "seq": 1, "count": 1, "mode": "smart", "max_concurrency": 4, "read_only": 1, "mutating": 0,
                     "target": "wieldy::batch",
                 })
             ),

@@ -168,9 +168,12 @@ fn describe(shared: &Shared, arguments: &JsonObject, caller: &Caller) -> CallToo
     let Some(name) = arguments.get("name").and_then(Value::as_str) else {
         return invalid("`name` must be the name of a tool");
     };
-    match shared.executor.registry().find(name, caller) {
+    let found = shared.executor.registry().find(name, caller).map_err(CallError::from);
+    let allowed =
+        found.and_then(|tool| shared.executor.check_plan(caller, &tool).map(|()| tool).map_err(CallError::from));
+    match allowed {
         Ok(tool) => one_text(json!(convert::tool(tool.spec())).to_string()),
-        Err(none) => convert::refusal(&CallError::from(none)),
+        Err(refused) => convert::refusal(&refused),
     }
 }
 

@@ -179,7 +179,14 @@ fn everything() -> FileConfig {
         }),
         plans: Some(BTreeMap::from([(
             "some".to_owned(),
-            FilePlan { batch_max: Some(Whole(7)), parallel_max: Some(Whole(7)), full_events: Some(false) },
+            FilePlan {
+                batch_max: Some(Whole(7)),
+                parallel_max: Some(Whole(7)),
+                slots: Some(Whole(7)),
+                tools: texts(),
+                scopes: texts(),
+                full_events: Some(false),
+            },
         )])),
     }
 }

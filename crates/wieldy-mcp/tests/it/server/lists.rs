@@ -2,7 +2,7 @@
 
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
-use wieldy_core::{Caller, Held, Provider, ToolSpec};
+use wieldy_core::{Caller, Held, Plan, Provider, ToolSpec};
 use wieldy_mcp::server::{Server, ServerOptions};
 use wieldy_testkit::{Act, Puppet, World};
 
@@ -89,6 +89,31 @@ async fn each_caller_sees_the_tools_of_its_scopes() {
         assert_eq!(names(&mut wire, None).await.0, seen);
         wire.close().await;
     }
+}
+
+#[tokio::test]
+async fn each_caller_sees_the_tools_of_its_plan() {
+    let world = World::with([Puppet::reading("one", Act::Echo), Puppet::reading("two", Act::Echo)], |builder| {
+        let small = Plan { tools: vec!["on*".into()], ..Plan::UNLIMITED };
+        builder.policy = std::mem::take(&mut builder.policy).with_plan("Small", small);
+    });
+    let options = ServerOptions { patience: None, ..ServerOptions::default() };
+    let server = Server::new(world.executor.clone(), options);
+    let with = |plan: Option<&str>| Caller { plan: plan.map(str::to_owned), ..Caller::local() };
+    for (plan, seen) in [(None, vec!["one", "two"]), (Some("Small"), vec!["one"]), (Some("Teams"), vec!["one", "two"])]
+    {
+        let mut wire = Wire::to(&server, with(plan)).initialized(REVISION, json!({})).await;
+        assert_eq!(names(&mut wire, None).await.0, seen, "{plan:?}");
+        wire.close().await;
+    }
+    let mut wire = Wire::to(&server, with(Some("Small"))).initialized(REVISION, json!({})).await;
+    let told = wire.call(2, "two", json!({})).await;
+    let error = &told["result"]["_meta"]["wieldy/error"];
+    assert_eq!(
+        (&error["code"], &error["details"]["plans"]),
+        (&json!("E3006"), &json!(["Core", "Enterprise", "Teams", "WriterPro"]))
+    );
+    wire.close().await;
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use wieldy_core::{Caller, Held, SharedTool, ToolSpec};
+use wieldy_core::{Caller, Held, Plan, SharedTool, ToolSpec};
 use wieldy_mcp::server::{Expose, Server, ServerOptions};
 use wieldy_testkit::{Act, Puppet, World};
 
@@ -96,6 +96,25 @@ async fn hundreds_of_tools_cost_little_and_are_found_described_and_called() {
         .map(|event| event.subject.tool.clone())
         .collect();
     assert_eq!(calls, [Some("weather_soon".into()), Some("weather_make".into())], "the tool's own call, once");
+}
+
+#[tokio::test]
+async fn a_tool_outside_the_plan_is_neither_found_nor_described_nor_called() {
+    let tools = [tool("weather_now", "Tells the weather", "weather"), tool("weather_make", "Makes weather", "weather")];
+    let world = World::with(tools, |builder| {
+        let small = Plan { tools: vec!["weather_now".into()], ..Plan::UNLIMITED };
+        builder.policy = std::mem::take(&mut builder.policy).with_plan("Small", small);
+    });
+    let caller = Caller { plan: Some("Small".into()), ..Caller::local() };
+    let server = Server::new(world.executor.clone(), options(Expose { by_search: true, ..Expose::default() }));
+    let mut wire = Wire::to(&server, caller).initialized(REVISION, json!({})).await;
+    let found = wire.call(1, "tool_search", json!({"query": "weather"})).await;
+    assert_eq!(found["result"]["content"][0]["text"], "weather_now: Tells the weather");
+    for (id, tool) in [(2, "tool_describe"), (3, "tool_call")] {
+        let told = wire.call(id, tool, json!({"name": "weather_make"})).await;
+        assert_eq!(told["result"]["_meta"]["wieldy/error"]["code"], "E3006", "{told}");
+    }
+    wire.close().await;
 }
 
 #[tokio::test]
