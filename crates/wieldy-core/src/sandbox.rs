@@ -292,8 +292,8 @@ pub struct Usage {
     pub read_bytes: u64,
     /// Bytes written to disks.
     pub written_bytes: u64,
-    /// The highest number of processes and threads at once.
-    pub processes_peak: u64,
+    /// The highest number of processes and threads at once, if the level can count them.
+    pub processes_peak: Option<u64>,
     /// The time from the start of the first process to the end of the last.
     pub wall_ms: f64,
 }

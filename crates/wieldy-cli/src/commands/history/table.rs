@@ -250,8 +250,9 @@ pub(super) fn call(call: &Execution, events: &[RecordedEvent], zone: &TimeZone, 
         }
     }
     if let Some(usage) = call.usage.as_ref().and_then(Value::as_object) {
-        let _ =
-            writeln!(text, "{:11} {}", "used:", shown_in_line(&usage.iter().map(used).collect::<Vec<_>>().join(", ")));
+        let measured = usage.iter().filter(|(_, value)| !value.is_null());
+        let used = measured.map(used).collect::<Vec<_>>().join(", ");
+        let _ = writeln!(text, "{:11} {}", "used:", shown_in_line(&used));
     }
     for (name, value) in call.metadata.iter().filter_map(Value::as_object).flatten() {
         let _ = writeln!(text, "{:11} {}", format!("{}:", shown_in_line(name)), shown_in_line(&known(value)));

@@ -229,8 +229,8 @@ impl Container {
     fn usage(&self, used: &Used, seen_written_bytes: u64) -> Usage {
         let processes_peak = match self.made.level {
             // The host's kernel sees gVisor's threads and not the command's processes: not measured.
-            Level::Gvisor => 0,
-            _ => used.processes_peak.map_or(0, |peak| peak.least.max(1)),
+            Level::Gvisor => None,
+            _ => used.processes_peak.map(|peak| peak.least.max(1)),
         };
         Usage {
             cpu_ms: used.cpu_us.map_or(0.0, |us| us as f64 / 1e3),
