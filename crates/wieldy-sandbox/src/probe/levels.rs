@@ -191,7 +191,10 @@ async fn run(
 /// Returns whether the program of a level is there, with the version that it reports. Whether it works is not tried.
 async fn installed(options: &ProbeOptions, level: Level, program: &str) -> Probed {
     let Some(path) = find(program, &options.path) else {
-        let hint = format!("install `{program}`, or use `native`, which is as strong as the OCI runtimes");
+        let hint = match Level::Native.is_at_least(level) {
+            true => format!("install `{program}`, or use `native`, which is as strong as this level"),
+            false => format!("install `{program}`; `native` works without it and is weaker than this level"),
+        };
         return Probed::fails(level.as_str(), format!("no program `{program}` is on the PATH"), hint);
     };
     let told = format!("found, not yet probed: {}", path.display());
@@ -332,7 +335,15 @@ mod tests {
             Probed::fails(
                 "crun",
                 "no program `crun` is on the PATH",
-                "install `crun`, or use `native`, which is as strong as the OCI runtimes"
+                "install `crun`, or use `native`, which is as strong as this level"
+            )
+        );
+        assert_eq!(
+            installed(&options, Level::Gvisor, "runsc").await,
+            Probed::fails(
+                "gvisor",
+                "no program `runsc` is on the PATH",
+                "install `runsc`; `native` works without it and is weaker than this level"
             )
         );
     }
