@@ -184,10 +184,10 @@ pub(crate) struct RunArgs {
     /// The isolation of programs; `wieldy doctor` shows which levels work here
     #[arg(long, value_name = "LEVEL", value_parser = levels())]
     pub(crate) isolation: Option<Level>,
-    /// The processor limit of programs, in thousandths of a core (not enforced at level none)
+    /// The processor limit of programs in thousandths of a core, up to `resources.max` (not enforced at level none)
     #[arg(long, value_name = "MILLI", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub(crate) cpu: Option<u64>,
-    /// The memory limit of programs, in megabytes (not enforced at level none)
+    /// The memory limit of programs in megabytes, up to `resources.max` (not enforced at level none)
     #[arg(long, value_name = "MB", value_parser = clap::value_parser!(u64).range(1..=16_777_216))]
     pub(crate) memory: Option<u64>,
     /// The folder that tools work in

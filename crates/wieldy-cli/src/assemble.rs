@@ -140,6 +140,8 @@ fn builder(config: &Config, environment: &Environment) -> Result<ExecutorBuilder
     builder.network = config.sandbox.network.clone();
     builder.sandbox_limits = config.sandbox.limits;
     builder.resource_limits = config.resources;
+    builder.resource_limits_max = config.resources_max;
+    builder.tool_limits = config.resources_of_tools.clone().into_iter().collect();
     builder.output_bytes_max = config.output_bytes_max;
     Ok(builder)
 }

@@ -22,6 +22,7 @@ use crate::event::{Body, Subject};
 use crate::executor::Executor;
 use crate::flight::Flights;
 use crate::journal::{Durability, Interrupted, Journal, MemoryJournal, Recorder};
+use crate::limits::ToolLimits;
 use crate::policy::{Denied, Policy};
 use crate::rate::{Rate, Rates};
 use crate::registry::{Missing, RegisterError, Registered, Registration, Registry};
@@ -71,6 +72,8 @@ pub(crate) struct Inner {
     /// The workspace as named in the record of every call, if its path is absolute.
     pub(crate) workspace: Option<Arc<str>>,
     pub(crate) limits_max: ResourceLimits,
+    pub(crate) tool_limits: HashMap<String, ToolLimits>,
+    pub(crate) machine: ResourceLimits,
     pub(crate) artifacts: Arc<dyn Artifacts>,
     pub(crate) output_bytes_max: u64,
     pub(crate) output: Option<Arc<dyn OutputSink>>,
@@ -132,10 +135,16 @@ pub struct ExecutorBuilder {
     pub files: FileRules,
     /// The network that processes may reach if the call does not restrict it; none by default.
     pub network: Network,
-    /// The resource limits of processes if the tool sets none. A call may only ask for less.
+    /// The resource limits of processes if neither tool nor call sets them.
     pub resource_limits: ResourceLimits,
-    /// The upper bounds for resource limits, including those that a tool sets.
+    /// The upper bounds for resource limits, including those that a tool sets or a call asks for. Where none is set, a
+    /// call may ask for [`ResourceLimits::CALL_MAX`] or the usual limit, whichever is higher.
     pub resource_limits_max: ResourceLimits,
+    /// The operator's resource limits for single tools.
+    pub tool_limits: HashMap<String, ToolLimits>,
+    /// The processors and memory of this machine, if known: the built-in maximum for calls and the limits in definitions
+    /// of tools are never above it.
+    pub machine: ResourceLimits,
     /// The limits for all processes of one sandbox together; by default none, so only the limits of each process apply.
     pub sandbox_limits: ResourceLimits,
     /// The time that a process has to end after it is asked to.
@@ -178,6 +187,8 @@ impl Default for ExecutorBuilder {
             network: Network::None,
             resource_limits: ResourceLimits::DEFAULT,
             resource_limits_max: ResourceLimits::default(),
+            tool_limits: HashMap::new(),
+            machine: ResourceLimits::default(),
             sandbox_limits: ResourceLimits::default(),
             grace: Duration::from_secs(2),
             output_bytes_max: 64 * 1024,
@@ -259,6 +270,8 @@ impl ExecutorBuilder {
             workspace: confinement.recorded_workspace(),
             confinement: Arc::new(confinement),
             limits_max: self.resource_limits_max,
+            tool_limits: self.tool_limits,
+            machine: self.machine,
             artifacts: self.artifacts,
             output_bytes_max: self.output_bytes_max,
             output: self.output,

@@ -16,6 +16,7 @@ use crate::attempt::RetryIf;
 use crate::confinement::{Network, ResourceLimits, SessionKey};
 use crate::confirm::Confirmer;
 use crate::error::CallError;
+use crate::limits::UsedSandbox;
 use crate::outcome::PassedOn;
 use crate::sandbox::{Level, SandboxId, Usage};
 
@@ -155,7 +156,7 @@ impl Held {
     }
 }
 
-/// The options of one call. Every field has a good default; a call may tighten limits, never widen them.
+/// The options of one call. Every field has a good default.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
     /// The attempt clock: the longest duration of one run.
@@ -180,7 +181,8 @@ pub struct Options {
     pub idempotency_key: Option<String>,
     /// True to run even if there is a cached result.
     pub fresh: bool,
-    /// Limits tighter than the tool's own. Higher ones have no effect.
+    /// The resource limits that the call asks for. A call that asks for more than its maximum is refused with
+    /// [`Code::ResourceLimitExceeded`](crate::Code::ResourceLimitExceeded).
     pub limits: ResourceLimits,
     /// An isolation stronger than the executor's default.
     pub isolation: Option<Level>,
@@ -321,7 +323,7 @@ pub struct ToolResult {
     /// The resources that the run used, if measured.
     pub usage: Option<Box<Usage>>,
     /// The sandbox that the call ran in, if a process was started.
-    pub sandbox: Option<SandboxRef>,
+    pub sandbox: Option<UsedSandbox>,
     /// Notes that a foreign server sent with its answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub passed_on: Option<Box<PassedOn>>,

@@ -14,6 +14,7 @@ use crate::executor::Executor;
 use crate::flight::{BatchFlight, CancelCause, Flight};
 use crate::input::check_size;
 use crate::journal::Receipt;
+use crate::limits::UsedSandbox;
 use crate::outcome::Outcome;
 use crate::redact::Redacted;
 use crate::registry::{NotFound, Registered};
@@ -96,7 +97,7 @@ impl Entry {
             output_bytes: result.content.iter().map(Content::bytes).sum(),
             artifact: result.artifact,
             usage: result.usage.clone(),
-            sandbox: result.sandbox.clone(),
+            sandbox: result.sandbox.as_ref().map(UsedSandbox::reference),
             error: result.error.clone(),
             answer: (self.flight.is_task() || is_stored).then(|| Arc::new(result.clone())),
         });

@@ -96,6 +96,7 @@ mod shown;
 
 pub mod artifact;
 mod confinement;
+mod limits;
 mod sandbox;
 mod sandboxes;
 pub mod secrets;
@@ -140,6 +141,7 @@ pub use journal::{
     Claim, Claimed, Durability, Filter, Interrupted, Journal, JournalError, MemoryJournal, Receipt, Remembered,
     RememberedAnswer, Seen, Subscription,
 };
+pub use limits::{CallLimit, LimitOrigin, ToolLimits, UsedSandbox};
 pub use manifest::{CommandSpec, Manifest, ManifestError, ManifestTool, OutputForm, Problem, Variable, VariableFile};
 pub use name::{NameError, ToolName};
 pub use observe::Observer;

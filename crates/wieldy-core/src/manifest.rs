@@ -343,7 +343,13 @@ fn check(spec: &ToolSpec, line: Option<usize>) -> Vec<Problem> {
             messages.push(format!("there is no argument `{argument}`{hint}"));
         }
     }
-    messages.extend(spec.limits.zeroes().iter().map(|name| format!("the limit `{name}` is 0, so it could never run")));
+    let zeroes = spec.limits.zeroes().into_iter().chain(spec.limits_max.zeroes());
+    messages.extend(zeroes.map(|name| format!("the limit `{name}` is 0, so it could never run")));
+    for ((name, limit), (_, max)) in spec.limits.named().into_iter().zip(spec.limits_max.named()) {
+        if limit.zip(max).is_some_and(|(limit, max)| limit > max) {
+            messages.push(format!("the limit `{name}` is higher in `limits` than in `limits-max`"));
+        }
+    }
     let tool = shown_name(&spec.name);
     messages.into_iter().map(|message| Problem { line, tool: Some(tool.clone()), message }).collect()
 }

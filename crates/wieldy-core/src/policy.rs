@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::call::{Caller, ExecutionId};
+use crate::confinement::ResourceLimits;
 use crate::error::{CallError, Code};
 use crate::input::Input;
 use crate::tool::ToolSpec;
@@ -74,6 +75,9 @@ pub struct Plan {
     /// The scopes whose tools are included, besides the tools without a scope; all tools if empty.
     #[serde(default)]
     pub scopes: Vec<String>,
+    /// The most that a call may have of each resource.
+    #[serde(default)]
+    pub resources: ResourceLimits,
     /// True if observers also see progress, warnings and retries.
     pub full_events: bool,
 }
@@ -86,6 +90,7 @@ impl Plan {
         slots: None,
         tools: Vec::new(),
         scopes: Vec::new(),
+        resources: ResourceLimits::NONE,
         full_events: true,
     };
 

@@ -13,7 +13,7 @@ use crate::artifact::{ArtifactId, Artifacts};
 use crate::build::Inner;
 use crate::call::{Caller, Content, ExecutionId, SandboxRef};
 use crate::capture::Capture;
-use crate::confinement::{Command, Confinement, Place, SessionKey};
+use crate::confinement::{Command, Confinement, Place, ResourceLimits, SessionKey};
 use crate::error::{CallError, Code};
 use crate::event::{Body, CallState, Note, Subject};
 use crate::flight::Flight;
@@ -432,6 +432,11 @@ impl Background {
     /// Returns the session that owns the programs.
     pub fn session(&self) -> &SessionKey {
         &self.session
+    }
+
+    /// Returns the resource limits of the programs.
+    pub fn limits(&self) -> ResourceLimits {
+        self.confinement.limits
     }
 
     /// Runs a program to its end, or until it is stopped.

@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use crate::call::SandboxRef;
 use crate::confinement::{Command, Confinement, ResourceLimits, SessionKey};
 use crate::error::{CallError, Code};
+use crate::limits::amount_of;
 
 /// A backend that runs processes at one isolation level. The executor gets one per level when it is built.
 pub trait Sandbox: Send + Sync + 'static {
@@ -387,12 +388,8 @@ impl Overrun {
         }
     }
 
-    /// Formats an amount of the limited resource with its unit. Bytes are shown in MiB too.
     fn amount(&self, amount: u64) -> String {
-        if !self.limit.ends_with("_bytes") {
-            return amount.to_string();
-        }
-        format!("{:.1} MiB ({amount} bytes)", amount as f64 / f64::from(1 << 20))
+        amount_of(self.limit, amount)
     }
 }
 

@@ -58,21 +58,18 @@ impl Executor {
             clocks: Clocks::new(options, spec, &engine.clocks, learnt, flight.opened),
             retry,
             level,
-            confinement: self.confinement(call, tool),
+            confinement: self.confinement(call, tool)?,
         })
     }
 
-    fn confinement(&self, call: &Call, tool: &Registered) -> Option<Arc<Confinement>> {
+    fn confinement(&self, call: &Call, tool: &Registered) -> Result<Option<Arc<Confinement>>, CallError> {
         let (own, options) = (&self.inner.confinement, &call.options);
-        let unsaid = ResourceLimits::default();
-        if options.network.is_none() && options.limits == unsaid && tool.spec.limits == unsaid {
-            return None;
+        let asks_for_nothing = options.network.is_none() && options.limits == ResourceLimits::NONE;
+        if asks_for_nothing && self.has_usual_limits(&call.caller, tool) {
+            return Ok(None);
         }
-        // The tool's registered limits replace the executor's limits for all tools. A call may only ask for less than
-        // that.
-        let granted = tool.spec.limits.or(own.limits).within(self.inner.limits_max);
-        let limits = options.limits.within(granted);
+        let limits = self.limits_of_call(&call.caller, tool, &options.limits)?;
         let network = options.network.clone().unwrap_or_else(|| own.network.clone());
-        Some(Arc::new(Confinement { network, limits, ..Confinement::clone(own) }))
+        Ok(Some(Arc::new(Confinement { network, limits, ..Confinement::clone(own) })))
     }
 }

@@ -194,6 +194,9 @@ pub struct ToolSpec {
     pub constraints: Constraints,
     /// The resource limits of its processes.
     pub limits: ResourceLimits,
+    /// The most that a call may ask for.
+    #[serde(skip_serializing_if = "ResourceLimits::is_empty")]
+    pub limits_max: ResourceLimits,
     /// The scopes of the callers that see it; empty means all callers.
     pub agent_scopes: Vec<String>,
     /// The cache policy for its answers; no caching if `None`.
@@ -228,6 +231,7 @@ impl ToolSpec {
             requires_confirmation: false,
             constraints: Constraints::default(),
             limits: ResourceLimits::default(),
+            limits_max: ResourceLimits::default(),
             agent_scopes: Vec::new(),
             cache: None,
             retry: None,

@@ -41,8 +41,8 @@ pub use wieldy_core::*;
 pub use wieldy_mcp as mcp;
 pub use wieldy_sandbox::{
     EarlyForkServer, Holds, IdleLimits, Native, NativeOptions, Oci, OciOptions, OciProblem, OciVersion, ProbeOptions,
-    ProbeState, Probed, RefusedCall, Report, Rootfs, Unavailable, Unconfined, finish, is_placeholder, probe, sweep,
-    sweep_placeholders,
+    ProbeState, Probed, RefusedCall, Report, Rootfs, Unavailable, Unconfined, finish, is_placeholder, machine, probe,
+    sweep, sweep_placeholders,
 };
 #[cfg(feature = "firecracker")]
 pub use wieldy_sandbox::{Firecracker, FirecrackerOptions, FirecrackerProblem};
@@ -76,6 +76,7 @@ pub fn builder_with(
     let mut builder =
         Executor::builder().tools(tools).sandbox(Unconfined::default()).sandbox(Native::new(NativeOptions::default()));
     builder.workspace = absolute(workspace);
+    builder.machine = machine();
     Ok(builder)
 }
 

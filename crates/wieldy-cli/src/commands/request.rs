@@ -30,8 +30,8 @@ pub(crate) fn options(run: &RunArgs) -> Options {
         silence: run.silence,
         retries: run.retries,
         priority: run.priority,
-        // The executor of this command already has these limits; as options they also lower the limits that a tool's
-        // manifest sets.
+        // The executor of this command already has these limits; as options they also replace the limits of the tool's
+        // definition, and are refused above a maximum.
         limits: ResourceLimits {
             cpu_millicores: run.cpu,
             memory_bytes: run.memory.map(|megabytes| megabytes * 1024 * 1024),

@@ -101,6 +101,29 @@ section! {
         disk_mb: Megabytes,
         disk_files: Count,
         output_mb: Megabytes,
+        max: FileResourceLimits,
+        tools: BTreeMap<String, FileToolResources>,
+    }
+    /// Resource limits, each of which may be missing.
+    FileResourceLimits {
+        cpu_millicores: Count,
+        memory_mb: Megabytes,
+        processes: Count,
+        open_files: Count,
+        disk_mb: Megabytes,
+        disk_files: Count,
+        output_mb: Megabytes,
+    }
+    /// The resource limits of one tool, and the most that a call of it may ask for.
+    FileToolResources {
+        cpu_millicores: Count,
+        memory_mb: Megabytes,
+        processes: Count,
+        open_files: Count,
+        disk_mb: Megabytes,
+        disk_files: Count,
+        output_mb: Megabytes,
+        max: FileResourceLimits,
     }
     /// The files and hosts that programs can reach, and the pool of their sandboxes.
     FileSandbox {
@@ -249,8 +272,34 @@ section! {
         tools: Vec<String>,
         scopes: Vec<String>,
         full_events: bool,
+        resources: FileResourceLimits,
     }
 }
+
+macro_rules! resolved_limits {
+    ($($name:ident)+) => {$(
+        impl $name {
+            /// Returns the limits that are set.
+            pub(super) fn limits(&self) -> ResourceLimits {
+                fn number<const MIN: u64, const MAX: u64>(number: Option<Whole<MIN, MAX>>) -> Option<u64> {
+                    number.map(|number| number.0)
+                }
+                let bytes = |megabytes: Option<Megabytes>| megabytes.map(|count| count.0 * MEGABYTE);
+                ResourceLimits {
+                    cpu_millicores: number(self.cpu_millicores),
+                    memory_bytes: bytes(self.memory_mb),
+                    processes: number(self.processes),
+                    open_files: number(self.open_files),
+                    disk_bytes: bytes(self.disk_mb),
+                    disk_files: number(self.disk_files),
+                    output_bytes: bytes(self.output_mb),
+                }
+            }
+        }
+    )+};
+}
+
+resolved_limits! { FileResources FileResourceLimits FileToolResources }
 
 /// A rate limit: a number of calls per time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -401,6 +450,8 @@ impl FileResources {
             disk_mb: megabytes(resources.disk_bytes),
             disk_files: resources.disk_files.map(Whole),
             output_mb: megabytes(resources.output_bytes),
+            max: Some(FileResourceLimits::default()),
+            tools: Some(BTreeMap::new()),
         }
     }
 }

@@ -32,7 +32,7 @@ fn the_whole_result_is_one_line_of_json() {
     insta::assert_snapshot!(world.run(&arguments), @r#"
     exit: 0
     ----- stdout -----
-    {"execution_id":"[id]","call_id":null,"tool":"Bash","provider":"builtin","status":"success","content":[{"type":"text","text":"hi"}],"structured":{"exit_code":0},"error":null,"attempts":1,"cached":false,"partial":false,"artifact":null,"timing":{"queued_ms":[number],"duration_ms":[number],"started_at":"[time]","completed_at":"[time]"},"usage":{"cpu_ms":[number],"memory_peak_bytes":[number],"read_bytes":[number],"written_bytes":[number],"processes_peak":[number],"wall_ms":[number]},"sandbox":{"id":"[sandbox]","level":"none"},"labels":["x"]}
+    {"execution_id":"[id]","call_id":null,"tool":"Bash","provider":"builtin","status":"success","content":[{"type":"text","text":"hi"}],"structured":{"exit_code":0},"error":null,"attempts":1,"cached":false,"partial":false,"artifact":null,"timing":{"queued_ms":[number],"duration_ms":[number],"started_at":"[time]","completed_at":"[time]"},"usage":{"cpu_ms":[number],"memory_peak_bytes":[number],"read_bytes":[number],"written_bytes":[number],"processes_peak":[number],"wall_ms":[number]},"sandbox":{"id":"[sandbox]","level":"none","limits":{"cpu_millicores":500,"memory_bytes":1073741824,"processes":256,"open_files":1024,"disk_bytes":1073741824,"disk_files":250000,"output_bytes":67108864}},"labels":["x"]}
 
     ----- stderr -----
     warning: isolation `none` isolates nothing: programs run with your own rights
@@ -455,4 +455,43 @@ fn an_ordinary_user_is_told_which_rights_are_missing() {
     assert_eq!(told(&["Bash", "command=touch new"]), (Some(4), read_only.to_owned()));
     mode("", 0o755);
     assert_eq!(told(&["Bash", "command=touch new"]).0, Some(0));
+}
+
+#[test]
+fn a_limit_above_its_maximum_is_refused_and_one_below_holds() {
+    let world = World::new().file("wieldy.toml", "[resources.max]\nmemory-mb = 1500\n");
+    insta::assert_snapshot!(world.run(&["call", "List", "--memory", "1501"]), @"
+    exit: 1
+    ----- stdout -----
+
+    ----- stderr -----
+    error[E3102]: the call asks for 1501.0 MiB (1573912576 bytes) of `memory_bytes`, and the maximum of this executor is 1500.0 MiB (1572864000 bytes)
+    hint: ask for at most 1500.0 MiB (1572864000 bytes); a higher maximum is the operator's to give
+    ");
+    let held = world.json(&["call", "Bash", "command=true", "--memory", "1500", "--isolation", "none", "--json"]);
+    assert_eq!(held["sandbox"]["limits"]["memory_bytes"], 1500_u64 << 20);
+    assert_eq!(held["sandbox"]["limits"]["cpu_millicores"], 500);
+    // Where no maximum is set, the operator's flag counts.
+    let held =
+        World::new().json(&["call", "Bash", "command=true", "--memory", "9000", "--isolation", "none", "--json"]);
+    assert_eq!(held["sandbox"]["limits"]["memory_bytes"], 9000_u64 << 20);
+}
+
+#[test]
+fn a_plan_and_a_manifest_have_maxima_too() {
+    let manifest = "[[tool]]\nname = \"hi\"\ndescription = \"Says hi\"\ncommand = [\"echo\", \"hi\"]\n\
+                    limits = { memory-mb = 100 }\nlimits-max = { memory-mb = 200 }\n";
+    let settings = "isolation = \"none\"\n[tools]\nmanifests = [\"t.toml\"]\n[plans.Tiny.resources]\nmemory-mb = 150\n";
+    let world = World::new().file("wieldy.toml", settings).file("t.toml", manifest);
+    let told = |arguments: &[&str]| {
+        let told = world.json(&[&["call", "hi", "--json"], arguments].concat());
+        match told["error"]["details"].get("held_by") {
+            Some(by) => (told["error"]["details"]["allowed"].as_u64().unwrap() >> 20, by.as_str().unwrap().to_owned()),
+            None => (told["sandbox"]["limits"]["memory_bytes"].as_u64().unwrap() >> 20, String::new()),
+        }
+    };
+    assert_eq!(told(&[]), (100, String::new()));
+    assert_eq!(told(&["--memory", "200"]), (200, String::new()));
+    assert_eq!(told(&["--memory", "201"]), (200, "tool_max".into()));
+    assert_eq!(told(&["--memory", "151", "--plan", "Tiny"]), (150, "plan".into()));
 }

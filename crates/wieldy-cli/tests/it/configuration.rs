@@ -61,10 +61,12 @@ fn every_value_is_shown_with_its_origin() {
     resources.cpu-millicores = 500  # default
     resources.disk-files = 250000  # default
     resources.disk-mb = 1024  # default
+    resources.max = {}  # default
     resources.memory-mb = 1024  # default
     resources.open-files = 1024  # default
     resources.output-mb = 64  # default
     resources.processes = 256  # default
+    resources.tools = {}  # default
     retry.backoff = "exponential"  # default
     retry.base = "1s"  # default
     retry.cap = "30s"  # default
@@ -579,4 +581,24 @@ fn what_wieldy_goes_by_is_found_through_links_and_below_the_workspace() {
         let told = String::from_utf8(command.output().unwrap().stderr).unwrap();
         assert!(told.contains("E3105"), "{path}: {told}");
     }
+}
+
+#[test]
+fn limits_above_their_own_maximum_are_a_mistake() {
+    let settings = "[resources]\nmemory-mb = 600\n[resources.max]\nmemory-mb = 500\ncpu-millicores = 1000\n\
+                    [resources.tools.Build]\nprocesses = 9\nmax = { processes = 8 }\n";
+    let world = World::new().file("limits.toml", settings);
+    let told = world.run(&["config", "show", "--config", "limits.toml"]);
+    insta::assert_snapshot!(told, @"
+    exit: 2
+    ----- stdout -----
+
+    ----- stderr -----
+    error: file limits.toml: `resources.memory-mb` is 600, more than `resources.max.memory-mb`, which is 500
+        file limits.toml: `resources.tools.Build.processes` is 9, more than `resources.tools.Build.max.processes`, which is 8
+    ");
+    let world = World::new().file("limits.toml", "[resources.tools.Build]\nmemory = 5\n");
+    assert_eq!(world.code(&["config", "show", "--config", "limits.toml"]), Some(2), "an unknown key");
+    let set = ["call", "List", "--set", "resources.max.memory-mb=2000", "--set", "resources.tools.List.processes=9"];
+    assert_eq!(World::new().code(&set), Some(0));
 }

@@ -46,6 +46,8 @@ pub(super) struct FileTool {
     #[serde(default)]
     limits: FileLimits,
     #[serde(default)]
+    limits_max: FileLimits,
+    #[serde(default)]
     scopes: Vec<String>,
     cache: Option<FileDuration>,
     retries: Option<u32>,
@@ -67,6 +69,22 @@ struct FileLimits {
     disk_mb: Option<u64>,
     disk_files: Option<u64>,
     output_mb: Option<u64>,
+}
+
+impl FileLimits {
+    fn resolve(&self) -> ResourceLimits {
+        // More bytes than a number holds are no limit either.
+        let bytes = |megabytes: Option<u64>| megabytes.map(|megabytes| megabytes.saturating_mul(1024 * 1024));
+        ResourceLimits {
+            cpu_millicores: self.cpu_millicores,
+            memory_bytes: bytes(self.memory_mb),
+            processes: self.processes,
+            open_files: self.open_files,
+            disk_bytes: bytes(self.disk_mb),
+            disk_files: self.disk_files,
+            output_bytes: bytes(self.output_mb),
+        }
+    }
 }
 
 /// A duration as people write it: `"30s"`, or a number of seconds.
@@ -152,7 +170,6 @@ impl FileTool {
     }
 
     fn spec(self, input_schema: Value) -> ToolSpec {
-        let megabytes = |count: Option<u64>| count.map(|count| count.saturating_mul(1024 * 1024));
         let cautious = Annotations::default();
         let read_only = self.read_only.unwrap_or(false);
         ToolSpec {
@@ -178,15 +195,8 @@ impl FileTool {
                 output_bytes_max: self.output_bytes_max,
                 concurrency_max: self.concurrency_max.map(Into::into),
             },
-            limits: ResourceLimits {
-                cpu_millicores: self.limits.cpu_millicores,
-                memory_bytes: megabytes(self.limits.memory_mb),
-                processes: self.limits.processes,
-                open_files: self.limits.open_files,
-                disk_bytes: megabytes(self.limits.disk_mb),
-                disk_files: self.limits.disk_files,
-                output_bytes: megabytes(self.limits.output_mb),
-            },
+            limits: self.limits.resolve(),
+            limits_max: self.limits_max.resolve(),
             agent_scopes: self.scopes,
             cache: self.cache.map(|ttl| CachePolicy { ttl: ttl.0 }),
             retry: None,

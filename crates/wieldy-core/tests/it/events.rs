@@ -7,7 +7,7 @@ use futures_util::FutureExt;
 use serde_json::json;
 use wieldy_core::{
     Batch, Body, Call, CallError, Caller, Code, Content, Filter, JournalError, Level, MemoryArtifacts, NotFound,
-    Options, Outcome, Run, Seen, Status, Stream, Target, ToolSpec, artifact,
+    Options, Outcome, Run, Seen, Status, Stream, Target, ToolSpec, UsedSandbox, artifact,
 };
 use wieldy_testkit::{Act, FakeSandbox, Puppet, World, bounded};
 
@@ -450,7 +450,8 @@ async fn a_process_needs_a_sandbox_of_the_level_asked_for() {
                 terminal: None,
             };
             let exit = run.execute(&command).await?;
-            Ok(Outcome { usage: Some(Box::new(exit.usage)), sandbox: Some(exit.sandbox), ..run.captured() })
+            let sandbox = UsedSandbox::new(exit.sandbox, run.confinement().limits);
+            Ok(Outcome { usage: Some(Box::new(exit.usage)), sandbox: Some(sandbox), ..run.captured() })
         })
     };
     let native = World::new([std::sync::Arc::new(tool()) as _]);

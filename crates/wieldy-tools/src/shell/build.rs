@@ -91,6 +91,9 @@ impl Tool for Build {
         .permission(RUN_PROGRAMS)
         .timeout(Duration::from_secs(10 * 60));
         spec.constraints.timeout_max = Some(Duration::from_secs(2 * 60 * 60));
+        // A compiler dies of the memory that is enough for other commands.
+        spec.limits.cpu_millicores = Some(2000);
+        spec.limits.memory_bytes = Some(4096 * 1024 * 1024);
         spec
     }
 

@@ -5,7 +5,7 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use wieldy_core::{Breach, CallError, Code, Command, Ended, Exit, Outcome, OutputSink, Run, RunError};
+use wieldy_core::{Breach, CallError, Code, Command, Ended, Exit, Outcome, OutputSink, Run, RunError, UsedSandbox};
 
 /// The kernel's limit for one argument, without its terminating zero.
 const WORD_BYTES_MAX: usize = 128 * 1024 - 1;
@@ -42,7 +42,7 @@ pub(super) async fn run_command_into(
         structured[REFUSED] = breaches.iter().map(ToString::to_string).collect();
     }
     outcome.usage = Some(Box::new(usage));
-    outcome.sandbox = Some(sandbox);
+    outcome.sandbox = Some(UsedSandbox::new(sandbox, run.confinement().limits));
     if run.stop().is_cancelled() {
         outcome.partial = true;
         // The engine reports why the run was stopped. The tool adds only an exceeded limit.

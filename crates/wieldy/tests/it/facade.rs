@@ -1,7 +1,9 @@
 //! Tests of the defaults of the builder.
 
 use serde_json::json;
-use wieldy::{Call, Caller, Code, Executor, Level, Provider, Store, ToolFilter, Unbound, history_tools};
+use wieldy::{
+    Call, Caller, Code, Executor, Level, Options, Provider, ResourceLimits, Store, ToolFilter, Unbound, history_tools,
+};
 
 #[tokio::test]
 async fn the_built_in_tools_work_on_the_workspace() {
@@ -31,6 +33,30 @@ async fn programs_are_isolated_unless_something_else_is_asked_for() {
     let result = builder.build().unwrap().call(Call::new("Bash", json!({"command": "echo hi; pwd"}))).await;
     assert_eq!(result.text(), format!("hi\n{}\n", folder.display()));
     assert_eq!(result.sandbox.map(|sandbox| sandbox.level), Some(Level::None));
+}
+
+#[tokio::test]
+async fn a_call_may_ask_for_a_core_and_two_gibibytes() {
+    let workspace = tempfile::tempdir().unwrap();
+    let executor = wieldy::builder(workspace.path()).unwrap().build().unwrap();
+    let limits = |cpu_millicores, mib: u64| ResourceLimits {
+        cpu_millicores: Some(cpu_millicores),
+        memory_bytes: Some(mib << 20),
+        ..ResourceLimits::NONE
+    };
+    let called = async |limits| {
+        let call = Call::new("Bash", json!({"command": "true"}));
+        executor.call(call.with(Options { limits, ..Options::default() })).await
+    };
+    let result = called(limits(1000, 2048)).await;
+    assert_eq!(result.error, None);
+    assert_eq!(result.sandbox.unwrap().limits, limits(1000, 2048).or(ResourceLimits::DEFAULT));
+    let refused = called(limits(500, 1 << 30)).await.error.unwrap();
+    let allowed = wieldy::machine().at_most(ResourceLimits::CALL_MAX).memory_bytes.unwrap();
+    assert_eq!((refused.code, &refused.details["allowed"]), (Code::ResourceLimitExceeded, &json!(allowed)));
+    // Never more than the machine has.
+    let too_many = called(limits(wieldy::machine().cpu_millicores.unwrap() + 1, 1)).await.error.unwrap();
+    assert_eq!(too_many.details["limit"], "cpu_millicores");
 }
 
 #[test]

@@ -22,6 +22,15 @@ fn everything() -> FileConfig {
     let secrets = || Some(BTreeMap::from([("KEY".to_owned(), FileText::Written("secret-secret".into()))]));
     let path = || Some(PathBuf::from("some"));
     let network = || Some(FileNetwork(Network::Open));
+    let limits = || FileResourceLimits {
+        cpu_millicores: Some(Whole(7)),
+        memory_mb: Some(Whole(7)),
+        processes: Some(Whole(7)),
+        open_files: Some(Whole(7)),
+        disk_mb: Some(Whole(7)),
+        disk_files: Some(Whole(7)),
+        output_mb: Some(Whole(7)),
+    };
     let mounts = || Some(vec!["/usr:/some".parse().unwrap()]);
     let rule = FileToolRule {
         rename: text(),
@@ -117,6 +126,20 @@ fn everything() -> FileConfig {
             disk_mb: Some(Whole(700_000)),
             disk_files: Some(Whole(700_000)),
             output_mb: Some(Whole(700_000)),
+            max: Some(limits()),
+            tools: Some(BTreeMap::from([(
+                "some".to_owned(),
+                FileToolResources {
+                    cpu_millicores: Some(Whole(7)),
+                    memory_mb: Some(Whole(7)),
+                    processes: Some(Whole(7)),
+                    open_files: Some(Whole(7)),
+                    disk_mb: Some(Whole(7)),
+                    disk_files: Some(Whole(7)),
+                    output_mb: Some(Whole(7)),
+                    max: Some(limits()),
+                },
+            )])),
         }),
         sandbox: Some(FileSandbox {
             mounts: mounts(),
@@ -185,6 +208,7 @@ fn everything() -> FileConfig {
                 slots: Some(Whole(7)),
                 tools: texts(),
                 scopes: texts(),
+                resources: Some(limits()),
                 full_events: Some(false),
             },
         )])),
