@@ -134,6 +134,19 @@ pub(crate) struct CallArgs {
     /// A repeated key returns the first result instead of running again
     #[arg(long, value_name = "KEY")]
     pub(crate) idempotency_key: Option<String>,
+    #[command(flatten)]
+    pub(crate) beside: BesideArgs,
+}
+
+/// The objects that go with a call beside its arguments.
+#[derive(Debug, Args)]
+pub(crate) struct BesideArgs {
+    /// The context that tools may read; part of what is confirmed and of cache keys, and stored nowhere
+    #[arg(long, value_name = "JSON|@FILE")]
+    pub(crate) context: Option<String>,
+    /// The metadata that the history stores with the call
+    #[arg(long, value_name = "JSON|@FILE")]
+    pub(crate) metadata: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -159,6 +172,8 @@ pub(crate) struct BatchArgs {
     /// Start no further call after one has failed
     #[arg(long)]
     pub(crate) stop_on_error: bool,
+    #[command(flatten)]
+    pub(crate) beside: BesideArgs,
     #[command(flatten)]
     pub(crate) run: RunArgs,
 }

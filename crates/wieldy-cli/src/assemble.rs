@@ -378,7 +378,8 @@ pub(crate) fn implement(
         return Ok(Unbound::tool(tool.spec, "a program for it, by a manifest with `command`"));
     };
     let mut variables = tool_environment(config, environment);
-    command.environment.clear();
+    // Every call has its own context, so the tool itself fills it in.
+    command.environment.retain(|_, variable| variable.is_context());
     variables.extend(own.as_ref().ok().cloned().unwrap_or_default());
     let spec = tool.spec.clone();
     match CommandTool::new(tool.spec, command, variables) {
@@ -405,6 +406,9 @@ pub(crate) fn own_variables(
 ) -> anyhow::Result<BTreeMap<String, String>> {
     let (mut values, mut problems) = (BTreeMap::new(), Vec::new());
     for (name, variable) in tool.command.iter().flat_map(|command| &command.environment) {
+        if variable.is_context() {
+            continue;
+        }
         let text = Text::of_manifest(variable, manifest, environment.home());
         let text = text.map_err(|problem| anyhow!("`{name}`: {problem}"));
         let value = text.and_then(|text| upstreams::texts(&BTreeMap::from([(name.clone(), text)]), environment));

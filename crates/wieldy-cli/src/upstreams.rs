@@ -216,6 +216,8 @@ fn settings(server: &ServerConfig, config: &Config, environment: &Environment) -
         silence: server.silence,
         calls_max: server.calls_max.unwrap_or(CALLS_MAX_DEFAULT),
         trusted: server.trusted,
+        pass_context: server.pass_context,
+        pass_meta: server.pass_meta,
         on_change: server.on_change,
         tools: server.tools.clone(),
         ..ServerSettings::new(&server.name, reach)

@@ -52,6 +52,8 @@ pub struct Confirmation {
     pub tool: ToolSpec,
     /// The arguments that will run.
     pub arguments: Arc<Value>,
+    /// The call's context, without its secrets, if it has one.
+    pub context: Option<Value>,
     /// The reason why a person must agree.
     pub reason: String,
     /// The program that the call would start, if it starts one.
@@ -60,7 +62,7 @@ pub struct Confirmation {
     pub isolation: Level,
     /// The network that the call's programs may reach.
     pub network: Network,
-    /// The digest of tool, arguments, program and terms that the person agrees to.
+    /// The digest of tool, arguments, context, program and terms that the person agrees to.
     pub digest: Digest,
     /// The time after which the question expires.
     pub expires_in: Duration,
@@ -86,6 +88,9 @@ impl Confirmation {
         let mut lines = vec![format!("May the tool `{name}`{title} run ({reason})?")];
         let arguments = serde_json::to_string_pretty(&*self.arguments).expect("arguments are plain data");
         lines.extend(arguments.split('\n').map(|line| format!("  {}", shown_in_line(line))));
+        if let Some(context) = &self.context {
+            lines.push(format!("  in the context: {}", shown_in_line(&context.to_string())));
+        }
         if let Some(program) = &self.program {
             lines.push(format!("  command line: {}", shown(&program.command_line)));
             lines.push(format!("  folder: {}", shown_in_line(&program.folder.to_string_lossy())));
@@ -122,7 +127,7 @@ pub struct Answer {
     pub by: Option<String>,
 }
 
-/// A strong hash of a tool's definition, its arguments, the program it starts and the terms it runs under.
+/// A strong hash of a tool's definition, its arguments and context, the program it starts and the terms it runs under.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Digest(blake3::Hash);
 
@@ -131,6 +136,7 @@ impl Digest {
         tool: &ToolSpec,
         input: &Input,
         options: &Options,
+        context: Option<&Value>,
         custody: (Level, &Network),
         program: Option<&Program>,
     ) -> Self {
@@ -147,6 +153,9 @@ impl Digest {
         let mut bytes = tool.hash().as_bytes().to_vec();
         canonical(input.value(), &mut bytes);
         canonical(&terms, &mut bytes);
+        if let Some(context) = context {
+            canonical(context, &mut bytes);
+        }
         Self(blake3::hash(&bytes))
     }
 }
@@ -254,8 +263,16 @@ impl Consent {
             execution: flight.id,
             tool: tool.spec.clone(),
             arguments: Arc::clone(input.shared()),
+            context: flight.redacted_context(),
             reason,
-            digest: Digest::of(&tool.spec, input, options, (isolation, &network), program.as_ref()),
+            digest: Digest::of(
+                &tool.spec,
+                input,
+                options,
+                flight.context.as_deref(),
+                (isolation, &network),
+                program.as_ref(),
+            ),
             program,
             isolation,
             network,

@@ -15,7 +15,7 @@ use crate::flight::{BatchFlight, CancelCause, Flight};
 use crate::input::check_size;
 use crate::journal::Receipt;
 use crate::outcome::Outcome;
-use crate::redact::Redacted;
+use crate::redact::{Marked, Redacted};
 use crate::registry::{NotFound, Registered};
 use crate::schema::Measured;
 
@@ -181,8 +181,9 @@ impl Executor {
     }
 
     /// Opens the call's entry. From here on, the call can be observed and cancelled, and its entry will be closed.
-    pub(crate) fn open(&self, call: Call, batch: Option<&Arc<BatchFlight>>, task: bool) -> Box<Entry> {
+    pub(crate) fn open(&self, mut call: Call, batch: Option<&Arc<BatchFlight>>, task: bool) -> Box<Entry> {
         let engine = &*self.inner;
+        call.settle_context();
         // Find the tool before anything is recorded: it knows which arguments are sensitive, and its own name.
         let tool = engine.registry.find(&call.tool, &call.caller);
         let (name, marked) = match &tool {
@@ -195,15 +196,18 @@ impl Executor {
             Ok(size) => (size, None),
             Err(too_large) => (Measured::default(), Some(too_large)),
         };
-        let arguments = match &too_large {
-            None => Redacted::new(Arc::clone(&call.arguments), marked),
-            Some(_) => Value::Null.into(),
-        };
+        if !tool.as_ref().is_ok_and(|tool| tool.tool.takes_notes()) {
+            call.notes = None;
+        }
+        let not_beside = call.check_beside().err();
+        let (arguments, metadata) = redacted(&call, marked, too_large.is_none(), not_beside.is_none());
         let flight = Arc::new(Flight::new(&call, name, arguments.clone(), &engine.recorder, batch, task));
         engine.flights.add(Arc::clone(&flight));
-        let rerun = call.options.may_rerun().then(|| Arc::clone(&call.caller));
+        // Context and notes are not stored, so no later executor has them.
+        let may_rerun = call.options.may_rerun() && call.context.is_none() && call.notes.is_none();
+        let rerun = may_rerun.then(|| Arc::clone(&call.caller));
         let workspace = engine.workspace.clone();
-        let opening = Body::CallPending { arguments, called_as, workspace, task, rerun };
+        let opening = Body::CallPending { arguments, called_as, workspace, metadata, task, rerun };
         let opened = flight.record_at(opening, flight.opened_at);
         let refused = match (opened, too_large) {
             (Receipt::Refused(error), _) => Some(error.into()),
@@ -211,10 +215,25 @@ impl Executor {
                 let advice = "put what is large into a file of the workspace, and name the file";
                 Some(CallError::new(Code::ValidationFailed, too_large.to_string()).suggest(advice))
             }
+            _ if not_beside.is_some() => not_beside,
             _ if engine.stopping.load(Ordering::Acquire) => Some(CancelCause::Shutdown.error()),
             _ => None,
         };
         let refused = refused.map(Box::new);
         Box::new(Entry { executor: self.clone(), call, flight, tool, size, refused, closed: false })
     }
+}
+
+/// Returns the arguments and the metadata of a call without their secrets. The secrets among any of the call's objects
+/// are hidden in all of its texts. An object that is refused is left out.
+fn redacted(call: &Call, marked: Marked, has_arguments: bool, has_beside: bool) -> (Redacted, Option<Redacted>) {
+    let arguments = Some(&call.arguments).filter(|_| has_arguments);
+    let [context, metadata, notes] =
+        [&call.context, &call.metadata, &call.notes].map(|object| object.as_ref().filter(|_| has_beside));
+    let others = |objects: [Option<&Arc<Value>>; 3]| objects.into_iter().flatten().cloned().collect();
+    let of_arguments = Redacted::new(arguments.map_or_else(Arc::default, Arc::clone), marked.clone());
+    let metadata_shown = metadata
+        .filter(|metadata| metadata.as_object().is_some_and(|map| !map.is_empty()))
+        .map(|metadata| Redacted::new(Arc::clone(metadata), marked).beside(others([arguments, context, notes])));
+    (of_arguments.beside(others([context, metadata, notes])), metadata_shown)
 }

@@ -66,6 +66,9 @@ pub enum Body {
         /// The folder that the call works in, if its path is absolute.
         #[serde(skip_serializing_if = "Option::is_none")]
         workspace: Option<Arc<str>>,
+        /// The metadata of the call, with secrets redacted.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        metadata: Option<Redacted>,
         /// True if the caller polls the call instead of waiting for it.
         #[serde(skip_serializing_if = "std::ops::Not::not")]
         task: bool,

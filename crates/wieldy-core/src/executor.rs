@@ -221,7 +221,7 @@ impl<'a> Walk<'a> {
         let Walk { engine, call, tool, .. } = *self;
         let Some(key) = &call.options.idempotency_key else { return Ok(Recalled::Missing(None)) };
         let key = CacheKey::of_idempotency_key(tool, key, &call.caller, &engine.confinement.workspace);
-        let fingerprint = CacheKey::of_call(tool, input, &call.caller);
+        let fingerprint = CacheKey::of_call(tool, input, call);
         match self.recall(&engine.keys, key, fingerprint, &Touches::nothing()).await? {
             Recalled::Missing(Some(leader)) => Box::pin(self.claim_key(leader)).await,
             recalled => Ok(recalled),
@@ -265,7 +265,7 @@ impl<'a> Walk<'a> {
         if spec.cache.is_none() || !spec.annotations.read_only || call.options.fresh {
             return Ok(Recalled::Missing(None));
         }
-        let key = CacheKey::of_call(tool, input, &call.caller);
+        let key = CacheKey::of_call(tool, input, call).with_notes(call);
         let touches = Touches::by(tool, input.value(), &engine.confinement);
         self.recall(&engine.cache, key, key, &touches).await
     }
@@ -434,8 +434,8 @@ const CLAIM_PAUSE_MAX: Duration = Duration::from_millis(200);
 
 /// Returns the error of a call whose idempotency key belongs to a different call.
 fn other_call() -> CallError {
-    let message = "the idempotency key was used before for another call: with other arguments, for another user, \
-                   with other scopes or permissions, or with an earlier definition of the tool";
+    let message = "the idempotency key was used before for another call: with other arguments, in another \
+                   context, for another user, with other scopes or permissions, or with an earlier definition of the tool";
     let advice = "use another key, or call it exactly as before to get the first result";
     CallError::new(Code::ValidationFailed, message).suggest(advice)
 }

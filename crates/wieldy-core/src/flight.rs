@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use jiff::Timestamp;
+use serde_json::Value;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -17,7 +18,7 @@ use crate::event::{Body, CallState, Keyed, Subject};
 use crate::journal::{Interrupted, Receipt, Recorder};
 use crate::observe::Log;
 use crate::program::AgreedProgram;
-use crate::redact::Redacted;
+use crate::redact::{self, Redacted};
 
 /// The reason why a call was cancelled, as shown in its result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -78,6 +79,10 @@ pub(crate) struct Flight {
     pub(crate) keyed: OnceLock<Arc<Keyed>>,
     /// The program that a person agreed to, if one was shown.
     pub(crate) agreed: OnceLock<Arc<AgreedProgram>>,
+    /// The context of the call. It is in no event.
+    pub(crate) context: Option<Arc<Value>>,
+    /// The client's notes, if the tool takes them. They are in no event.
+    pub(crate) notes: Option<Arc<Value>>,
     recorder: Arc<Recorder>,
     batch: Option<Arc<BatchFlight>>,
     log: Log,
@@ -145,6 +150,8 @@ impl Flight {
             task: AtomicBool::new(task),
             keyed: OnceLock::new(),
             agreed: OnceLock::new(),
+            context: call.context.clone(),
+            notes: call.notes.clone(),
             recorder: Arc::clone(recorder),
             batch: batch.cloned(),
             log: Log::default(),
@@ -153,6 +160,14 @@ impl Flight {
             sign_of_life: AtomicU64::new(0),
             capture: Mutex::new(None),
         }
+    }
+
+    /// Returns the context without its secrets, to be shown to a person.
+    pub(crate) fn redacted_context(&self) -> Option<Value> {
+        let context = self.context.as_ref()?;
+        let mut shown = redact::value(context).into_owned();
+        self.subject.arguments.hide_in(&mut shown);
+        Some(shown)
     }
 
     /// Returns the recorder of the history.

@@ -52,7 +52,9 @@ mod executor;
 mod entry;
 mod terms;
 
+mod beside;
 mod call;
+mod ids;
 #[doc(hidden)]
 pub mod mistakes;
 pub mod name;
@@ -102,6 +104,7 @@ pub mod secrets;
 mod error;
 mod present;
 mod program;
+mod share;
 
 mod manifest;
 mod unbound;
@@ -117,6 +120,7 @@ pub use admit::{Limits, Slot};
 pub use artifact::{ArtifactId, ArtifactInfo, ArtifactMaker, ArtifactWriter, Artifacts, MemoryArtifacts};
 pub use attempt::{Backoff, RetryIf, RetryPolicy};
 pub use batch::{Batch, BatchCall, BatchError, BatchMode, BatchResult, BatchSummary};
+pub use beside::BESIDE_BYTES_MAX;
 pub use breaker::{BreakerPolicy, BreakerState};
 pub use build::ExecutorBuilder;
 pub use call::{
@@ -154,6 +158,7 @@ pub use sandbox::{
     SandboxId, SandboxStatus, Stream, Usage,
 };
 pub use schema::SchemaError;
+pub use share::SharedText;
 pub use task::{Begun, Load, TASK_TTL, Target, Task};
 pub use tool::{
     Annotations, AnyTool, CachePolicy, Constraints, Footprint, Provider, SharedTool, Tool, ToolSpec, schema_of, tool,

@@ -31,6 +31,9 @@ impl Executor {
             call_id: was.call_id.clone(),
             caller: Arc::new(was.caller.clone()),
             options: Options { rerun: true, ..Options::default() },
+            context: None,
+            metadata: None,
+            notes: None,
         };
         let flight = Arc::new(Flight::resumed(&was, &call, &engine.recorder));
         engine.flights.add(Arc::clone(&flight));
@@ -73,12 +76,14 @@ impl Options {
             deadline,
             silence,
             retries,
+            retry_delay,
             retry_if,
             priority: _,
             require_confirmation,
             confirmer,
             idempotency_key,
             fresh,
+            read_only,
             limits,
             isolation,
             network,
@@ -91,10 +96,12 @@ impl Options {
             && idempotency_key.is_none()
             && [timeout, queue_timeout, deadline, silence].into_iter().all(Option::is_none)
             && retries.is_none()
+            && retry_delay.is_none()
             && retry_if.is_none()
             && !require_confirmation
             && confirmer.is_none()
             && !fresh
+            && !read_only
             && *limits == ResourceLimits::default()
             && isolation.is_none()
             && network.is_none()

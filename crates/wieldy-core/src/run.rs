@@ -6,10 +6,12 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use jiff::Timestamp;
+use serde_json::{Map, Value};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::artifact::{ArtifactId, Artifacts};
+use crate::beside::object_or_empty;
 use crate::build::Inner;
 use crate::call::{Caller, Content, ExecutionId, SandboxRef};
 use crate::capture::Capture;
@@ -153,6 +155,17 @@ impl Run {
     /// Returns the caller of the tool.
     pub fn caller(&self) -> &Caller {
         &self.state.flight.subject.caller
+    }
+
+    /// Returns the call's context: an object that the client or the program claims, empty if there is none. No right may
+    /// depend on it.
+    pub fn context(&self) -> &Map<String, Value> {
+        object_or_empty(self.state.flight.context.as_deref())
+    }
+
+    /// Returns the client's own notes on its request, empty unless the tool [takes them](crate::AnyTool::takes_notes).
+    pub fn notes(&self) -> &Map<String, Value> {
+        object_or_empty(self.state.flight.notes.as_deref())
     }
 
     /// Returns the confinement of the run: its rights to files, the network and resources.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::attempt::RetryPolicy;
 use crate::call::Call;
-use crate::clock::Clocks;
+use crate::clock::{Clocks, TIMEOUT_MAX};
 use crate::confinement::{Confinement, ResourceLimits};
 use crate::error::{CallError, Code};
 use crate::executor::Executor;
@@ -37,6 +37,11 @@ impl Executor {
         if let Some(name) = zero.chain(options.limits.zeroes()).next() {
             return Err(Violations::one("", format!("the option `{name}` is 0, so nothing could ever run")).into());
         }
+        if options.read_only && !spec.annotations.read_only {
+            let message = format!("`{}` may change something, and this call may only read", tool.name);
+            return Err(CallError::new(Code::PermissionDenied, message)
+                .suggest("call it by itself, so that it is judged and shown on its own"));
+        }
         let level = options.isolation.unwrap_or(engine.isolation);
         if !level.is_at_least(engine.isolation) {
             return Err(CallError::new(
@@ -54,6 +59,10 @@ impl Executor {
         let learnt = engine.timings.as_ref().and_then(|timings| timings.timeout(&tool.name));
         let mut retry = spec.retry.unwrap_or(engine.retry);
         retry.retries = options.retries.or(spec.retries).unwrap_or(retry.retries);
+        if let Some(delay) = options.retry_delay {
+            let delay = delay.min(TIMEOUT_MAX);
+            (retry.base, retry.cap) = (delay, retry.cap.max(delay));
+        }
         Ok(Terms {
             clocks: Clocks::new(options, spec, &engine.clocks, learnt, flight.opened),
             retry,

@@ -87,6 +87,11 @@ pub trait AnyTool: Send + Sync + 'static {
         Box::pin(async { Ok(None) })
     }
 
+    /// Returns true if the tool passes on the client's own notes, [`Run::notes`].
+    fn takes_notes(&self) -> bool {
+        false
+    }
+
     /// Runs the tool once.
     fn run<'a>(&'a self, input: &'a Input, run: &'a Run) -> BoxFuture<'a, Result<Outcome, RunError>>;
 }

@@ -199,7 +199,7 @@ pub(crate) fn refusal(error: &CallError) -> CallToolResult {
 }
 
 /// Writes an error for a model: its code, what happened, and what can be done.
-fn error_text(error: &CallError) -> String {
+pub(crate) fn error_text(error: &CallError) -> String {
     let suggestion = error.suggestion.as_ref().map(|suggestion| format!("\nSuggestion: {suggestion}"));
     format!("Error {error}{}", suggestion.unwrap_or_default())
 }

@@ -120,6 +120,7 @@ const TABLES: &[CopiedTable] = &[
             ("expires_at", '@'),
         ],
     },
+    CopiedTable { name: "metadata_entries", columns: &[("entry", 'b'), ("execution", 'i')] },
     CopiedTable {
         name: "heads",
         columns: &[("seq", 'i'), ("hash", 'b'), ("at", '@'), ("key", 't'), ("signature", 'b')],

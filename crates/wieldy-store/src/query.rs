@@ -7,10 +7,12 @@ use serde::Serialize;
 use serde_json::Value as Json;
 use wieldy_core::{ExecutionId, Status};
 
+pub use crate::cursor::Cursor;
 use crate::database::{Database, Dialect, Row, Source, TextSearch, Value};
 use crate::error::StoreError;
 use crate::events::RecordedEvent;
 use crate::histogram;
+use crate::metadata;
 use crate::projection::CallRow;
 
 /// Conditions for calls; those that are not set do not matter.
@@ -40,27 +42,11 @@ pub struct Query {
     pub until: Option<Timestamp>,
     /// Words that all occur in the tool's name, the arguments or the error, or begin a word there.
     pub text: Option<String>,
+    /// Entries of the caller's metadata, by name and value as text, that the call must all have. Only the first 16
+    /// texts, numbers and truth values at the top level of a call's metadata count.
+    pub metadata: Vec<(String, String)>,
     /// The end of the last page.
     pub cursor: Option<Cursor>,
-}
-
-/// The end of a page, at which the next one begins.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(transparent)]
-pub struct Cursor(pub(crate) i64);
-
-impl std::fmt::Display for Cursor {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl std::str::FromStr for Cursor {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        text.parse().map(Self).map_err(|_| format!("`{text}` is no cursor: take the one that the last page ended with"))
-    }
 }
 
 /// A page of calls, the latest first.
@@ -350,8 +336,14 @@ impl SearchPlan {
             wanted.values.push(id.into());
             wanted.values.len()
         });
-        let (alternatives, values) = match query.text.as_deref().filter(|text| !text.trim().is_empty()) {
-            None => (vec![vec![Source { from: "tool_executions", id: "id", condition: "true".into() }]], Vec::new()),
+        let text = query.text.as_deref().filter(|text| !text.trim().is_empty());
+        let (first, others) = metadata::wanted(&query.metadata, text.is_none());
+        others.into_iter().for_each(|entry| wanted.add(metadata::HAS_ENTRY, entry));
+        let (alternatives, values) = match text {
+            None => (
+                vec![vec![metadata::source_of(database.dialect(), first.as_ref(), wanted.values.len() + 1)]],
+                Vec::from_iter(first),
+            ),
             Some(text) => {
                 let is_narrow = query.session.is_some() || query.batch.is_some();
                 let words = TextSearch { text, tool: query.tool.as_deref(), is_narrow, before };
@@ -457,8 +449,9 @@ pub(crate) fn stats(database: &mut dyn Database, query: &Query, by: GroupBy) -> 
         *group.statuses.entry(status.to_owned()).or_default() += calls;
         group.output_bytes += bytes;
     };
+    let has_metadata = !query.metadata.is_empty();
     let narrower = [&query.execution, &query.session, &query.user, &query.workspace, &query.batch, &query.text];
-    if narrower.iter().any(|wanted| wanted.is_some()) {
+    if has_metadata || narrower.iter().any(|wanted| wanted.is_some()) {
         let columns = "started_at, tool_name, status, duration_ms, output_size_bytes";
         on_snapshot(database, &mut |database| {
             let wanted = SearchPlan::new(database, query)?;

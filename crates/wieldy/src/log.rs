@@ -321,6 +321,7 @@ mod tests {
                 arguments: Redacted::from(arguments),
                 called_as: None,
                 workspace: None,
+                metadata: None,
                 task: false,
                 rerun: None,
             },

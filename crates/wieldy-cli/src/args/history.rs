@@ -43,6 +43,9 @@ pub(crate) struct FilterArgs {
     /// Only calls with these words, or beginnings of words, in the tool's name, the arguments or the error
     #[arg(long, value_name = "WORDS")]
     pub(crate) text: Option<String>,
+    /// Only calls whose metadata has this entry at its top level; may be repeated
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub(crate) metadata: Vec<String>,
 }
 
 #[derive(Debug, Args)]

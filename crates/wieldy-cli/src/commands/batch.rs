@@ -15,6 +15,7 @@ use wieldy::{
     Batch, BatchCall, BatchId, BatchResult, Body, Call, CallError, Caller, Event, Executor, Options, Seen, ToolResult,
 };
 
+use super::arguments::Beside;
 use super::request;
 use crate::args::BatchArgs;
 use crate::config::{Config, Environment};
@@ -50,6 +51,7 @@ pub(crate) fn run(
     printer: &Printer,
 ) -> Result<Exit, Failure> {
     let entries = read(&args.file)?;
+    let beside = Beside::of(&args.beside)?;
     // The history outlives the runtime, so that it gets the last records of running calls.
     let history = History::open(config, Tasks::Forgotten)?;
     let work = async {
@@ -59,7 +61,7 @@ pub(crate) fn run(
         let executor = assemble::executor(config, environment, confirmer, history.as_ref(), many)?;
         let tools: Vec<&str> = entries.iter().map(|entry| entry.tool.as_str()).collect();
         let servers = upstreams::open_for(&tools, config, environment, &executor).await?;
-        let ended = batch(args, entries, config, &executor, &progress, printer).await;
+        let ended = batch(args, (entries, beside), config, &executor, &progress, printer).await;
         servers.close().await;
         ended
     };
@@ -69,7 +71,7 @@ pub(crate) fn run(
 
 async fn batch(
     args: &BatchArgs,
-    entries: Vec<Entry>,
+    (entries, beside): (Vec<Entry>, Beside),
     config: &Config,
     executor: &Executor,
     progress: &ProgressBar,
@@ -82,7 +84,7 @@ async fn batch(
     let calls = entries.into_iter().map(|entry| {
         let options = Options { idempotency_key: entry.idempotency_key, ..options.clone() };
         BatchCall {
-            call: Call { call_id: entry.id, ..Call::new(entry.tool, entry.arguments).with(options) },
+            call: Call { call_id: entry.id, ..beside.on(Call::new(entry.tool, entry.arguments).with(options)) },
             after: entry.after,
         }
     });

@@ -4,10 +4,9 @@ use std::sync::Arc;
 
 use anyhow::anyhow;
 use indicatif::ProgressBar;
-use serde_json::Value;
 use wieldy::{Call, Content, Executor, ToolResult};
 
-use super::arguments::arguments;
+use super::arguments::{Beside, arguments};
 use super::request;
 use crate::args::CallArgs;
 use crate::config::{Config, Environment};
@@ -32,6 +31,7 @@ pub(crate) fn run(
         return Err(Failure::usage(told).hint("without `--async` the command waits for the result"));
     }
     let arguments = arguments(args.args.as_deref(), &args.pairs)?;
+    let beside = Beside::of(&args.beside)?;
     // The history outlives the runtime, so that it gets the last records of running calls.
     let fork_server = (args.tool == BASH).then(wieldy::EarlyForkServer::start);
     let history = History::open(config, Tasks::Forgotten)?;
@@ -42,7 +42,8 @@ pub(crate) fn run(
         let work = assemble::Work { output: Some(Arc::clone(&live) as _), ..assemble::Work::default() };
         let executor = assemble::executor(config, environment, confirmer, history.as_ref(), work)?;
         let servers = upstreams::open_for(&[&args.tool], config, environment, &executor).await?;
-        let ended = call(args, arguments, config, &executor, &live, printer).await;
+        let ended =
+            call(args, beside.on(Call::new(args.tool.as_str(), arguments)), config, &executor, &live, printer).await;
         servers.close().await;
         ended
     };
@@ -52,7 +53,7 @@ pub(crate) fn run(
 
 async fn call(
     args: &CallArgs,
-    arguments: Value,
+    call: Call,
     config: &Config,
     executor: &Executor,
     live: &Live,
@@ -65,7 +66,7 @@ async fn call(
     options.require_confirmation = args.confirm;
     options.idempotency_key.clone_from(&args.idempotency_key);
     let caller = request::caller(&args.run);
-    let call = Call::new(args.tool.as_str(), arguments).by(Arc::clone(&caller)).with(options);
+    let call = call.by(Arc::clone(&caller)).with(options);
 
     let mut interrupts = Interrupts::listen()?;
     let work = async {

@@ -7,12 +7,13 @@ use serde::{Deserialize, Serialize};
 use wieldy::{
     Backoff, BreakerPolicy, ExecutorBuilder, Level, Limits, NativeOptions, Per, RateKind, ResourceLimits, RetryPolicy,
 };
+use wieldy_mcp::server::ServerOptions;
 
 use super::history::FileDurability;
 use super::log::{FileLogOrLevel, Levels, LogFormat, Rotate};
 use super::mcp::{FileOnChange, FileStart};
 use super::sandbox::{FileMount, FileNetwork};
-use super::serve::FileShow;
+use super::serve::{FileBatch, FilePriority, FileShow};
 use super::text::FileText;
 use super::value::{Bytes, BytesOrNone, Count, CountOrNone, Megabytes, MegabytesOrNone, Port, Time, Whole};
 
@@ -69,6 +70,7 @@ section! {
         calls_running_per_agent_max: Count,
         calls_waiting_max: CountOrNone,
         queue_timeout: Time,
+        batch_calls_max: Count,
     }
     /// Time limits for runs.
     FileTimeouts {
@@ -186,6 +188,8 @@ section! {
         calls_max: Count,
         trusted: bool,
         on_change: FileOnChange,
+        pass_context: bool,
+        pass_meta: bool,
         allow: Vec<String>,
         deny: Vec<String>,
         tools: BTreeMap<String, FileToolRule>,
@@ -229,6 +233,7 @@ section! {
         scopes: Vec<String>,
         permissions: Vec<String>,
         plan: String,
+        context: toml::Table,
     }
     /// The settings for showing tools to MCP clients.
     FileServeMcp {
@@ -240,6 +245,8 @@ section! {
         patience: Time,
         task_after: Time,
         page: Count,
+        batch: FileBatch,
+        priority_max: FilePriority,
     }
     /// The limits of a plan; a missing key means no limit.
     FilePlan {
@@ -291,6 +298,7 @@ impl FileConfig {
                 calls_running_per_agent_max: Some(Whole(limits.calls_running_per_agent_max.into())),
                 calls_waiting_max: Some(Whole(limits.calls_waiting_max as u64)),
                 queue_timeout: Some(Time(limits.queue_timeout)),
+                batch_calls_max: Some(Whole(ServerOptions::default().batch_calls_max as u64)),
             }),
             timeouts: Some(FileTimeouts {
                 default: Some(Time(executor.timeout)),

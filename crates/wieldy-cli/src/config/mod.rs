@@ -281,11 +281,12 @@ impl Config {
         let serve = kept(serve(file.serve.expect(SET), home), &mut more);
         more.retain(|mistake| !mistake.keys.iter().any(|key| mistakes.concern(key)));
         mistakes.add(more);
-        let (Some(sandbox), Some(history), Some(mcp), Some(log), Some(serve), []) =
+        let (Some(sandbox), Some(history), Some(mcp), Some(log), Some(mut serve), []) =
             (sandbox, history, mcp, log, serve, mistakes.0.as_slice())
         else {
             return Err(mistakes);
         };
+        serve.mcp.batch_calls_max = small(limits.batch_calls_max) as usize;
         Ok(Self {
             file: None,
             folder: Folder::default(),
@@ -398,7 +399,8 @@ fn serve(file: FileServe, home: Option<&Path>) -> Result<ServeConfig, Vec<Config
 
 /// Returns true if the value of a key must not be shown.
 fn is_secret(key: &str) -> bool {
-    key.starts_with("serve.tokens.") && key.ends_with(".token")
+    let words: Vec<&str> = key.split('.').collect();
+    matches!(words[..], ["serve", "tokens", _, .., "token"] | ["serve", "tokens", _, "context", ..])
 }
 
 /// Resolves the section `mcp`.

@@ -456,3 +456,54 @@ fn an_ordinary_user_is_told_which_rights_are_missing() {
     mode("", 0o755);
     assert_eq!(told(&["Bash", "command=touch new"]).0, Some(0));
 }
+
+const WHERE: &str = r#"
+[[tool]]
+name = "where"
+description = "Tells the context"
+command = ["cat"]
+stdin = "{context}"
+read-only = true
+"#;
+
+#[test]
+fn a_call_brings_its_context_and_metadata() {
+    let world = World::new()
+        .file("where.toml", WHERE)
+        .file("wieldy.toml", "tools.manifests = [\"where.toml\"]\n")
+        .file("context.json", "{\"room\": \"a\", \"password\": \"canary-4711\"}");
+    let state = ["--state", "../state"];
+    let run = |arguments: &[&str]| world.run(&[&["call", "where"], arguments, &state].concat());
+    let told = run(&["--context", "@context.json", "--metadata", r#"{"run": 5, "token": "canary-0815"}"#]);
+    assert!(told.contains("{\"room\":\"a\",\"password\":\"canary-4711\"}"), "{told}");
+    let batch = world.run_with_input(
+        &["batch", "-", "--context", r#"{"room": "b"}"#, "--metadata", r#"{"run": 6}"#, "--state", "../state"],
+        r#"{"tool": "where"}"#,
+    );
+    assert!(batch.contains(r#"{"room":"b"}"#), "{batch}");
+    let found = world.json(&["history", "--metadata", "run=5", "--json", "--state", "../state"]);
+    let calls = found["executions"].as_array().unwrap();
+    assert_eq!(calls.len(), 1);
+    assert_eq!(calls[0]["metadata"]["caller"], serde_json::json!({"run": 5, "token": "[redacted]"}));
+    let id = calls[0]["execution_id"].as_str().unwrap();
+    let shown = world.run(&["history", "show", id, "--state", "../state"]);
+    assert!(shown.contains(r#"metadata:   {"run":5,"token":"[redacted]"}"#), "{shown}");
+    for file in std::fs::read_dir(world.path("../state")).unwrap().filter_map(Result::ok) {
+        let bytes = std::fs::read(file.path()).unwrap_or_default();
+        let text = String::from_utf8_lossy(&bytes);
+        assert!(!text.contains("canary"), "a secret is in {:?}", file.path());
+        assert!(!text.contains("\"room\""), "the context is in {:?}", file.path());
+    }
+}
+
+#[test]
+fn context_and_metadata_that_are_no_objects_are_refused() {
+    let world =
+        World::new().file("a.txt", "one\n").file("large.json", &format!("{{\"k\": \"{}\"}}", "x".repeat(20_000)));
+    let run = |option: &str, value: &str| world.run(&["call", "Read", "path=a.txt", option, value]);
+    insta::assert_snapshot!(run("--context", "[1]"), @"");
+    insta::assert_snapshot!(run("--metadata", "{"), @"");
+    insta::assert_snapshot!(run("--context", "@missing.json"), @"");
+    insta::assert_snapshot!(run("--metadata", "@large.json"), @"");
+    insta::assert_snapshot!(world.run(&["history", "--metadata", "run"]), @"");
+}

@@ -36,6 +36,8 @@ pub const REDACTED: &str = "[redacted]";
 pub struct Redacted {
     raw: Arc<Value>,
     marked: Marked,
+    /// The other objects of the call. Their secrets are hidden, too.
+    beside: Vec<Arc<Value>>,
     /// The values that are secret by a mark or by their name, once they have been searched.
     own: OnceLock<Option<Arc<SecretSet>>>,
     /// Set once the call's output may contain a secret in parts.
@@ -47,7 +49,12 @@ pub(crate) type Marked = Option<Arc<[String]>>;
 
 impl Redacted {
     pub(crate) fn new(raw: Arc<Value>, marked: Marked) -> Self {
-        Self { raw, marked, own: OnceLock::new(), parted: OnceLock::new() }
+        Self { raw, marked, beside: Vec::new(), own: OnceLock::new(), parted: OnceLock::new() }
+    }
+
+    /// Makes the secrets among other objects of the call hidden, too.
+    pub(crate) fn beside(self, beside: Vec<Arc<Value>>) -> Self {
+        Self { beside, ..self }
     }
 
     /// Returns true if the arguments have no secrets.
@@ -60,9 +67,12 @@ impl Redacted {
         let marked = self.marked.as_deref().unwrap_or_default();
         let once = redacted_value(&self.raw, Scope { marked, own: None });
         // A second pass finds the values of secret arguments within the other arguments.
-        match (&once, self.own()) {
-            (Cow::Owned(_), Some(own)) => redacted_value(&self.raw, Scope { marked, own: Some(own) }),
-            _ => once,
+        if matches!(once, Cow::Borrowed(_)) && self.beside.is_empty() {
+            return once;
+        }
+        match self.own() {
+            Some(own) => redacted_value(&self.raw, Scope { marked, own: Some(own) }),
+            None => once,
         }
     }
 
@@ -103,7 +113,8 @@ impl Redacted {
     }
 
     fn own(&self) -> Option<&Arc<SecretSet>> {
-        let look = || named_values(&self.raw, self.marked.as_deref().unwrap_or_default());
+        let objects = || std::iter::once(&self.raw).chain(&self.beside).map(|object| &**object);
+        let look = || named_values(objects(), self.marked.as_deref().unwrap_or_default());
         self.own.get_or_init(look).as_ref()
     }
 }
@@ -124,9 +135,9 @@ const OWN_MAX: usize = 64;
 const OWN_CHARACTERS_MIN: usize = 3;
 
 /// Returns the values that are secret by a mark or by their name.
-fn named_values(arguments: &Value, marked: &[String]) -> Option<Arc<SecretSet>> {
+fn named_values<'a>(objects: impl Iterator<Item = &'a Value>, marked: &[String]) -> Option<Arc<SecretSet>> {
     let mut found = BTreeSet::new();
-    find_named(arguments, marked, false, TEXTS_WITHIN_TEXTS_MAX, &mut found);
+    objects.for_each(|object| find_named(object, marked, false, TEXTS_WITHIN_TEXTS_MAX, &mut found));
     let is_much = found.len() > OWN_MAX || found.iter().map(String::len).sum::<usize>() > OWN_BYTES_MAX;
     match found.is_empty() {
         true => None,

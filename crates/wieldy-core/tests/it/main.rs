@@ -5,6 +5,7 @@ mod absurd;
 mod admission;
 mod attempts;
 mod batches;
+mod beside;
 mod confirmation;
 mod events;
 mod facts;

@@ -149,6 +149,7 @@ fn event(token: &str) -> Body {
             arguments: json!({}).into(),
             called_as: None,
             workspace: None,
+            metadata: None,
             task: false,
             rerun: None,
         },

@@ -123,6 +123,7 @@ fn shown(place: usize, secret: &str, around: &str, cuts: &[prop::sample::Index])
             task: false,
             called_as: None,
             workspace: None,
+            metadata: None,
             rerun: None,
         },
         _ => Body::CallProgress { percent: None, message: Some(text), stream: None, elapsed_ms: 0.0 },

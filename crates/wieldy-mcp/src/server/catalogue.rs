@@ -75,7 +75,7 @@ impl Catalogue {
             return Arc::clone(seen);
         }
         let mut tools = registry.list(caller, &ToolFilter::default());
-        let own = meta::tools(&shared.options);
+        let own = meta::tools(shared, caller);
         // A tool with the name of one of our own could not be called.
         tools.retain(|tool| shared.options.expose.shows(tool) && own.iter().all(|own| own.name != tool.spec().name));
         let mut listed = own;

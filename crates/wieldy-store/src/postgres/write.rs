@@ -166,7 +166,11 @@ fn first_seq(changeset: &Changeset) -> i64 {
 
 /// Writes the group if the trail ends where the changeset says. Returns true if it did.
 fn try_write(database: &mut Postgres, instance: i64, changeset: &Changeset) -> Result<bool, StoreError> {
-    if changeset.answers.is_empty() && changeset.signed.is_none() && changeset.released.is_empty() {
+    if changeset.answers.is_empty()
+        && changeset.signed.is_none()
+        && changeset.released.is_empty()
+        && changeset.entries.is_empty()
+    {
         return send(database, instance, changeset);
     }
     database.batch("BEGIN; SET LOCAL idle_in_transaction_session_timeout = '3s'")?;
@@ -186,7 +190,10 @@ fn send(database: &mut Postgres, instance: i64, changeset: &Changeset) -> Result
     let released =
         changeset.released.iter().map(|(key, call)| (RELEASE, vec![key.as_str().into(), call.as_str().into()]));
     let signed = changeset.signed.iter().map(|head| head_statement(head, changeset));
-    for (sql, values) in changeset.answers.iter().map(answer_statement).chain(released).chain(signed) {
+    // If another writer was faster, its rows may be there already, and this transaction will be rolled back.
+    let sql = "INSERT INTO metadata_entries (entry, execution) VALUES (?1, ?2) ON CONFLICT DO NOTHING";
+    let entries = changeset.entries.iter().map(|(entry, id)| (sql, vec![Value::Bytes(entry.to_vec()), (*id).into()]));
+    for (sql, values) in changeset.answers.iter().map(answer_statement).chain(released).chain(signed).chain(entries) {
         rest.push((database.session.statement(sql).map_err(failed)?, values));
     }
     let columns = Columns::of(changeset);

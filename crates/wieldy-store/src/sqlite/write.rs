@@ -39,6 +39,10 @@ pub(super) fn write(
 fn put(transaction: &Transaction<'_>, instance: i64, changeset: &Changeset) -> rusqlite::Result<()> {
     put_events(transaction, instance, changeset)?;
     put_calls(transaction, instance, changeset)?;
+    for (entry, execution) in &changeset.entries {
+        let sql = "INSERT INTO metadata_entries (entry, execution) VALUES (?1, ?2)";
+        transaction.prepare_cached(sql)?.execute(params![entry, execution])?;
+    }
     changeset.answers.iter().try_for_each(|change| put_answer(transaction, change))?;
     for (key, execution) in &changeset.released {
         transaction.prepare_cached(RELEASE)?.execute([key, execution])?;

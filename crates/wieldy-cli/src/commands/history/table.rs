@@ -254,6 +254,7 @@ pub(super) fn call(call: &Execution, events: &[RecordedEvent], zone: &TimeZone, 
             writeln!(text, "{:11} {}", "used:", shown_in_line(&usage.iter().map(used).collect::<Vec<_>>().join(", ")));
     }
     for (name, value) in call.metadata.iter().filter_map(Value::as_object).flatten() {
+        let name = if name == "caller" { "metadata" } else { name };
         let _ = writeln!(text, "{:11} {}", format!("{}:", shown_in_line(name)), shown_in_line(&known(value)));
     }
     if let Some(parameters) = &call.parameters {
@@ -290,7 +291,8 @@ fn used((name, value): (&String, &Value)) -> String {
 
 /// List the configured MCP servers and their cached tools, without starting any
 fn what(event: &RecordedEvent) -> String {
-    let left_out = ["arguments", "error", "answer", "keyed", "rerun", "status", "usage", "sandbox", "workspace"];
+    let left_out =
+        ["arguments", "error", "answer", "keyed", "rerun", "status", "usage", "sandbox", "workspace", "metadata"];
     let facts = event.data.as_object().into_iter().flatten();
     let facts = facts.filter(|(name, value)| !value.is_null() && !left_out.contains(&name.as_str()));
     let facts = facts.map(|(name, value)| match value {

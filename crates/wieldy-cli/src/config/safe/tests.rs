@@ -7,7 +7,7 @@ use super::super::history::FileDurability;
 use super::super::log::FileLogOrLevel;
 use super::super::mcp::{FileOnChange, FileStart};
 use super::super::sandbox::FileNetwork;
-use super::super::serve::FileShow;
+use super::super::serve::{FileBatch, FilePriority, FileShow};
 use super::super::*;
 
 fn layers() -> Layers {
@@ -51,6 +51,8 @@ fn everything() -> FileConfig {
         silence: time(),
         calls_max: Some(Whole(7)),
         trusted: Some(true),
+        pass_context: Some(true),
+        pass_meta: Some(true),
         on_change: Some(FileOnChange::Warn),
         allow: texts(),
         deny: texts(),
@@ -71,6 +73,7 @@ fn everything() -> FileConfig {
         scopes: texts(),
         permissions: texts(),
         plan: text(),
+        context: Some(toml::Table::from_iter([("some".to_owned(), toml::Value::from(7))])),
     };
     FileConfig {
         workspace: path(),
@@ -95,6 +98,7 @@ fn everything() -> FileConfig {
             calls_running_per_agent_max: Some(Whole(700)),
             calls_waiting_max: Some(Whole(70_000)),
             queue_timeout: Some(Time(Duration::from_secs(7000))),
+            batch_calls_max: Some(Whole(700)),
         }),
         timeouts: Some(FileTimeouts {
             default: Some(Time(Duration::from_secs(7000))),
@@ -175,6 +179,8 @@ fn everything() -> FileConfig {
                 patience: time(),
                 task_after: Some(Time(Duration::from_secs(8))),
                 page: Some(Whole(7)),
+                batch: Some(FileBatch::All),
+                priority_max: Some(FilePriority(wieldy::Priority::HIGH)),
             }),
         }),
         plans: Some(BTreeMap::from([(
@@ -226,7 +232,8 @@ fn of_all_keys_an_untrusted_file_sets_only_those_of_the_safe_list() {
     let mut changed = effects_of_untrusted(&toml::from_str(&low).unwrap());
     changed.retain(|key| !safe.contains(key));
     let resources = ["cpu-millicores", "disk-files", "disk-mb", "memory-mb", "open-files", "output-mb", "processes"];
-    let limits = ["calls-running-max", "calls-running-per-agent-max", "calls-waiting-max", "queue-timeout"];
+    let limits =
+        ["calls-running-max", "calls-running-per-agent-max", "calls-waiting-max", "queue-timeout", "batch-calls-max"];
     let mut lower: Vec<String> = resources.map(|limit| format!("resources.{limit}")).to_vec();
     lower.extend(limits.map(|limit| format!("limits.{limit}")));
     lower.extend(["output.bytes-max", "timeouts.default"].map(str::to_owned));

@@ -149,6 +149,7 @@ impl Server {
                 }
                 self.say(answer(&text));
             }
+            "tells meta" => self.say(answer(&params["_meta"].to_string())),
             "slow" => {
                 std::thread::sleep(Duration::from_secs(1));
                 self.say(answer(&text));

@@ -44,12 +44,12 @@ async fn listed(world: &World, expose: Expose) -> Vec<String> {
 async fn only_what_is_wanted_is_listed() {
     let world = many();
     let none = Expose::default;
-    assert_eq!(listed(&world, none()).await.len(), 304);
+    assert_eq!(listed(&world, none()).await.len(), 305);
     let names = Expose { names: vec!["thing_29*".into(), "weather_now".into()], ..none() };
-    assert_eq!(listed(&world, names).await.len(), 11 + 1 + 1);
+    assert_eq!(listed(&world, names).await.len(), 11 + 1 + 2);
     let categories = Expose { categories: vec!["weather".into()], ..none() };
-    assert_eq!(listed(&world, categories).await, ["result_wait", "weather_now", "weather_soon"]);
-    assert_eq!(listed(&world, Expose { providers: vec!["mcp:git".into()], ..none() }).await, ["result_wait"]);
+    assert_eq!(listed(&world, categories).await, ["batch", "result_wait", "weather_now", "weather_soon"]);
+    assert_eq!(listed(&world, Expose { providers: vec!["mcp:git".into()], ..none() }).await, ["batch", "result_wait"]);
 }
 
 #[tokio::test]
@@ -61,8 +61,8 @@ async fn hundreds_of_tools_cost_little_and_are_found_described_and_called() {
     let mut wire = Wire::to(&server, caller).initialized(REVISION, json!({})).await;
     let list = wire.ask(1, "tools/list", json!({})).await["result"].clone();
     let names: Vec<&Value> = list["tools"].as_array().unwrap().iter().map(|tool| &tool["name"]).collect();
-    assert_eq!(names, ["result_wait", "tool_call", "tool_describe", "tool_search"]);
-    assert!(list.to_string().len() < 2500, "about 600 tokens: {}", list.to_string().len());
+    assert_eq!(names, ["batch", "result_wait", "tool_call", "tool_describe", "tool_search"]);
+    assert!(list.to_string().len() < 3700, "about 900 tokens: {}", list.to_string().len());
     let found = wire.call(2, "tool_search", json!({"query": "will there be rain?"})).await;
     assert_eq!(
         found["result"],
