@@ -501,9 +501,19 @@ fn context_and_metadata_that_are_no_objects_are_refused() {
     let world =
         World::new().file("a.txt", "one\n").file("large.json", &format!("{{\"k\": \"{}\"}}", "x".repeat(20_000)));
     let run = |option: &str, value: &str| world.run(&["call", "Read", "path=a.txt", option, value]);
-    insta::assert_snapshot!(run("--context", "[1]"), @"");
-    insta::assert_snapshot!(run("--metadata", "{"), @"");
-    insta::assert_snapshot!(run("--context", "@missing.json"), @"");
-    insta::assert_snapshot!(run("--metadata", "@large.json"), @"");
-    insta::assert_snapshot!(world.run(&["history", "--metadata", "run"]), @"");
+    let large = "error[E3002]: the metadata of the call is too large: at most 16384 bytes as JSON and 128 levels";
+    let wrong = world.run(&["history", "--metadata", "run"]);
+    for (told, exit, message) in [
+        (run("--context", "[1]"), 3, "error[E3002]: `--context` is not a JSON object"),
+        (
+            run("--metadata", "{"),
+            3,
+            "error[E3002]: `--metadata` is not JSON: EOF while parsing an object at line 1 column 1",
+        ),
+        (run("--context", "@missing.json"), 2, "error: cannot read `--context` from `missing.json`"),
+        (run("--metadata", "@large.json"), 3, large),
+        (wrong, 2, "error: `--metadata`: `run` is no entry such as `run=5`"),
+    ] {
+        assert!(told.starts_with(&format!("exit: {exit}\n")) && told.contains(message), "{told}");
+    }
 }

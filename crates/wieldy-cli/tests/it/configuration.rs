@@ -43,6 +43,7 @@ fn every_value_is_shown_with_its_origin() {
     history.keep-days = 0  # default
     history.url = ""  # default
     isolation = "none"  # flag --set
+    limits.batch-calls-max = 100  # default
     limits.calls-running-max = 64  # default
     limits.calls-running-per-agent-max = 4  # default
     limits.calls-waiting-max = 1024  # default
@@ -93,11 +94,13 @@ fn every_value_is_shown_with_its_origin() {
     serve.connections-max = 512  # default
     serve.hosts = []  # default
     serve.listen = "127.0.0.1:7300"  # default
+    serve.mcp.batch = "read-only"  # default
     serve.mcp.categories = []  # default
     serve.mcp.instructions = ""  # default
     serve.mcp.names = []  # default
     serve.mcp.page = 100  # default
     serve.mcp.patience = "45s"  # default
+    serve.mcp.priority-max = "normal"  # default
     serve.mcp.providers = []  # default
     serve.mcp.task-after = "5s"  # default
     serve.mcp.tools = "all"  # default
