@@ -33,7 +33,7 @@ impl Sandbox for Books {
         _: Arc<dyn OutputSink>,
         _: CancellationToken,
     ) -> BoxFuture<'a, Result<Exit, SandboxError>> {
-        Box::pin(async { Err(SandboxError::Creation { reason: "there are no processes here".into() }) })
+        Box::pin(async { Err(SandboxError::creation_because("there are no processes here")) })
     }
 
     fn create<'a>(&'a self, confinement: &'a Confinement) -> BoxFuture<'a, Result<SandboxStatus, SandboxError>> {

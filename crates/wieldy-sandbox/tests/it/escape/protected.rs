@@ -293,7 +293,7 @@ async fn what_runs_when_a_person_replaces_what_it_must_not_touch_is_ended_with_t
         let path = arena.workspace.join(replaced);
         fs::copy(&path, arena.workspace.join("new")).unwrap();
         fs::rename(arena.workspace.join("new"), &path).unwrap();
-        let told = running.await.unwrap().unwrap_err().to_string();
+        let told = running.await.unwrap().unwrap_err().message();
         let expected = format!(
             "the sandbox ended unexpectedly: `{}` was replaced on the machine, which it hides or protects, \
              so what ran in it was ended; call again for a new one",

@@ -46,7 +46,7 @@ async fn a_limit_that_leaves_no_room_to_the_runtime_is_named() {
     world.confinement.limits.memory_bytes = Some(1 << 20);
     let error = world.run().await.unwrap_err();
     assert!(matches!(error, SandboxError::Creation { .. }), "{error:?}");
-    let told = error.to_string();
+    let told = error.message();
     assert!(told.contains("the limit `memory_bytes`, which is 1048576 here, leaves too little"), "{told}");
     drop(world);
     driver.close().await;
