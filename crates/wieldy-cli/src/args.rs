@@ -11,7 +11,7 @@ use std::time::Duration;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueHint};
 use clap_complete::engine::{ArgValueCandidates, ArgValueCompleter};
-use wieldy::{BatchMode, Level, Network, Priority, Status, parse_duration};
+use wieldy::{Backoff, BatchMode, Level, Network, Priority, Status, parse_duration};
 
 use crate::commands::completions;
 
@@ -26,6 +26,11 @@ fn levels() -> impl TypedValueParser<Value = Level> {
 /// Returns a parser of batch modes by their names.
 fn modes() -> impl TypedValueParser<Value = BatchMode> {
     PossibleValuesParser::new(["smart", "parallel", "sequential"]).try_map(|name| name.parse::<BatchMode>())
+}
+
+/// Returns a parser of the growth of retry delays by its names.
+fn backoffs() -> impl TypedValueParser<Value = Backoff> {
+    PossibleValuesParser::new(["exponential", "linear"]).try_map(|name| name.parse::<Backoff>())
 }
 
 /// Returns a parser of the statuses of calls by their names.
@@ -134,6 +139,33 @@ pub(crate) struct CallArgs {
     /// A repeated key returns the first result instead of running again
     #[arg(long, value_name = "KEY")]
     pub(crate) idempotency_key: Option<String>,
+    /// Print the result as a model's context would get it, all at once at the end
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) for_model: bool,
+    /// The most characters of output for the model [default: 4000]
+    #[arg(long, value_name = "COUNT", requires = "for_model", conflicts_with = "max_tokens",
+        value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    pub(crate) max_chars: Option<u32>,
+    /// The most tokens of output for the model, by an estimate: four characters of ASCII or one other count as one
+    #[arg(long, value_name = "COUNT", requires = "for_model",
+        value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    pub(crate) max_tokens: Option<u32>,
+    /// Leave out the lines with tool, status and duration
+    #[arg(long, requires = "for_model")]
+    pub(crate) no_header: bool,
+    #[command(flatten)]
+    pub(crate) beside: BesideArgs,
+}
+
+/// The objects that go with a call beside its arguments.
+#[derive(Debug, Args)]
+pub(crate) struct BesideArgs {
+    /// The context that tools may read; part of what is confirmed and of cache keys, and stored nowhere
+    #[arg(long, value_name = "JSON|@FILE")]
+    pub(crate) context: Option<String>,
+    /// The metadata that the history stores with the call
+    #[arg(long, value_name = "JSON|@FILE")]
+    pub(crate) metadata: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -150,15 +182,17 @@ pub(crate) struct BatchArgs {
     /// The calls, as a JSON array or JSON lines of {"id","tool","arguments","after"}; - is standard input
     #[arg(value_name = "FILE|-", value_hint = ValueHint::FilePath)]
     pub(crate) file: String,
-    /// The order of the calls
-    #[arg(long, default_value = "smart", value_parser = modes())]
-    pub(crate) mode: BatchMode,
-    /// The maximal number of calls at once
-    #[arg(long, value_name = "COUNT", default_value = "5", value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    pub(crate) max_concurrency: u32,
+    /// The order of the calls [default: smart]
+    #[arg(long, value_parser = modes())]
+    pub(crate) mode: Option<BatchMode>,
+    /// The maximal number of calls at once, if plan and slots allow as many [default: 5]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub(crate) max_concurrency: Option<u32>,
     /// Start no further call after one has failed
     #[arg(long)]
     pub(crate) stop_on_error: bool,
+    #[command(flatten)]
+    pub(crate) beside: BesideArgs,
     #[command(flatten)]
     pub(crate) run: RunArgs,
 }
@@ -181,13 +215,19 @@ pub(crate) struct RunArgs {
     /// The number of retries after a failed run
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=100))]
     pub(crate) retries: Option<u32>,
+    /// The delay before the first retry
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, allow_hyphen_values = true)]
+    pub(crate) retry_delay: Option<Duration>,
+    /// The growth of the delays from one retry to the next
+    #[arg(long, value_name = "KIND", value_parser = backoffs())]
+    pub(crate) retry_backoff: Option<Backoff>,
     /// The isolation of programs; `wieldy doctor` shows which levels work here
     #[arg(long, value_name = "LEVEL", value_parser = levels())]
     pub(crate) isolation: Option<Level>,
-    /// The processor limit of programs, in thousandths of a core (not enforced at level none)
+    /// The processor limit of programs in thousandths of a core, up to `resources.max` (not enforced at level none)
     #[arg(long, value_name = "MILLI", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub(crate) cpu: Option<u64>,
-    /// The memory limit of programs, in megabytes (not enforced at level none)
+    /// The memory limit of programs in megabytes, up to `resources.max` (not enforced at level none)
     #[arg(long, value_name = "MB", value_parser = clap::value_parser!(u64).range(1..=16_777_216))]
     pub(crate) memory: Option<u64>,
     /// The folder that tools work in
@@ -209,6 +249,12 @@ pub(crate) struct RunArgs {
     /// The session that the call is recorded under; its `/tmp`, `$HOME` and read marks end with the command
     #[arg(long, value_name = "ID", help_heading = CALLER)]
     pub(crate) session: Option<String>,
+    /// The person behind the agent [default: the name of your account]
+    #[arg(long, value_name = "NAME", help_heading = CALLER)]
+    pub(crate) user: Option<String>,
+    /// The tenant that the agent belongs to
+    #[arg(long, value_name = "NAME", help_heading = CALLER)]
+    pub(crate) tenant: Option<String>,
     /// See only tools without a scope or with this one; may be repeated [default: every tool]
     #[arg(long, value_name = "SCOPE", help_heading = CALLER)]
     pub(crate) scope: Vec<String>,
@@ -275,6 +321,12 @@ pub(crate) struct McpArgs {
     /// The session of the calls [default: a new one for each client]
     #[arg(long, value_name = "ID", help_heading = CALLER)]
     pub(crate) session: Option<String>,
+    /// The person behind the agent [default: the name of your account]
+    #[arg(long, value_name = "NAME", help_heading = CALLER)]
+    pub(crate) user: Option<String>,
+    /// The tenant that the agent belongs to
+    #[arg(long, value_name = "NAME", help_heading = CALLER)]
+    pub(crate) tenant: Option<String>,
     /// Show only tools without a scope or with this one; may be repeated [default: every tool]
     #[arg(long, value_name = "SCOPE", help_heading = CALLER)]
     pub(crate) scope: Vec<String>,

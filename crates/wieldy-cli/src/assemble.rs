@@ -124,7 +124,7 @@ fn builder(config: &Config, environment: &Environment) -> Result<ExecutorBuilder
     let mut builder = wieldy::builder_with(&config.workspace, tool_environment(config, environment))
         .map_err(|error| Failure::usage(error).hint(hint))?;
     for (name, plan) in &config.plans {
-        builder.policy = builder.policy.with_plan(name, *plan);
+        builder.policy = builder.policy.with_plan(name, plan.clone());
     }
     builder.confirmation_timeout = config.confirmation_timeout;
     builder.limits = config.limits;
@@ -140,6 +140,8 @@ fn builder(config: &Config, environment: &Environment) -> Result<ExecutorBuilder
     builder.network = config.sandbox.network.clone();
     builder.sandbox_limits = config.sandbox.limits;
     builder.resource_limits = config.resources;
+    builder.resource_limits_max = config.resources_max;
+    builder.tool_limits = config.resources_of_tools.clone().into_iter().collect();
     builder.output_bytes_max = config.output_bytes_max;
     Ok(builder)
 }
@@ -378,7 +380,8 @@ pub(crate) fn implement(
         return Ok(Unbound::tool(tool.spec, "a program for it, by a manifest with `command`"));
     };
     let mut variables = tool_environment(config, environment);
-    command.environment.clear();
+    // Every call has its own context, so the tool itself fills it in.
+    command.environment.retain(|_, variable| variable.is_context());
     variables.extend(own.as_ref().ok().cloned().unwrap_or_default());
     let spec = tool.spec.clone();
     match CommandTool::new(tool.spec, command, variables) {
@@ -405,6 +408,9 @@ pub(crate) fn own_variables(
 ) -> anyhow::Result<BTreeMap<String, String>> {
     let (mut values, mut problems) = (BTreeMap::new(), Vec::new());
     for (name, variable) in tool.command.iter().flat_map(|command| &command.environment) {
+        if variable.is_context() {
+            continue;
+        }
         let text = Text::of_manifest(variable, manifest, environment.home());
         let text = text.map_err(|problem| anyhow!("`{name}`: {problem}"));
         let value = text.and_then(|text| upstreams::texts(&BTreeMap::from([(name.clone(), text)]), environment));

@@ -22,6 +22,8 @@ const KEPT_BYTES_MAX: usize = 4 * 1024 * 1024;
 pub(crate) struct Live {
     printer: Printer,
     spinner: ProgressBar,
+    /// True if output is printed as it comes, where a person reads it.
+    streams: bool,
     shown: Mutex<Shown>,
 }
 
@@ -43,11 +45,11 @@ impl Shown {
 }
 
 impl Live {
-    pub(crate) fn new(tool: &str, printer: &Printer) -> Self {
+    pub(crate) fn new(tool: &str, printer: &Printer, streams: bool) -> Self {
         let style = ProgressStyle::with_template("{spinner} {msg} {elapsed}").expect("the template is a constant");
         let spinner = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden()).with_style(style);
         spinner.set_message(shown_in_line(tool));
-        Self { printer: *printer, spinner, shown: Mutex::default() }
+        Self { printer: *printer, spinner, streams, shown: Mutex::default() }
     }
 
     /// Shows the spinner once the tool has run for a moment, for as long as this is polled and no output comes.
@@ -122,7 +124,7 @@ impl Live {
 
 impl OutputSink for Live {
     fn write(&self, _stream: Stream, bytes: &[u8]) {
-        if self.printer.json || !self.printer.stdout_is_terminal() {
+        if !self.streams || self.printer.json || !self.printer.stdout_is_terminal() {
             return;
         }
         // A terminal paused by Ctrl-S accepts no output, and must not block the runtime's timers.

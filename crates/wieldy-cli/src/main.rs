@@ -1,5 +1,6 @@
 //! The `wieldy` command: reads arguments and configuration, builds an executor, and prints the results.
 
+mod account;
 mod args;
 mod assemble;
 mod commands;
@@ -31,6 +32,7 @@ use output::Printer;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
+    wieldy::record_panic_places();
     commands::completions::answer();
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,

@@ -96,8 +96,13 @@ pub(crate) async fn open_for(
     executor: &Executor,
 ) -> Result<Upstreams, Failure> {
     let servers = open_lazily(config, environment, executor)?;
-    let unknown: Vec<&&str> =
-        tools.iter().filter(|tool| executor.registry().find(tool, &Caller::local()).is_err()).collect();
+    let registry = executor.registry();
+    // A weak alias means another tool, or none, once a server's tool has it as its short name.
+    let is_settled = |tool: &str| {
+        let found = registry.find(tool, &Caller::local());
+        found.is_ok_and(|found| !found.spec().weak_aliases.iter().any(|alias| alias == tool))
+    };
+    let unknown: Vec<&&str> = tools.iter().filter(|tool| !is_settled(tool)).collect();
     let may_have = |server: &str| {
         unknown.iter().any(|tool| match tool.split_once(ToolName::SEPARATOR) {
             Some((named, _)) => named == server,
@@ -216,6 +221,8 @@ fn settings(server: &ServerConfig, config: &Config, environment: &Environment) -
         silence: server.silence,
         calls_max: server.calls_max.unwrap_or(CALLS_MAX_DEFAULT),
         trusted: server.trusted,
+        pass_context: server.pass_context,
+        pass_meta: server.pass_meta,
         on_change: server.on_change,
         tools: server.tools.clone(),
         ..ServerSettings::new(&server.name, reach)

@@ -28,7 +28,7 @@ use crate::name::ToolName;
 pub struct Limits {
     /// Maximum number of running calls in the executor.
     pub calls_running_max: u32,
-    /// Maximum number of running calls per agent.
+    /// Maximum number of running calls per agent, unless the [`slots`](crate::Plan::slots) of its plan say otherwise.
     pub calls_running_per_agent_max: u32,
     /// Maximum number of calls that wait for a slot. When the queue is full, the tenant with the most waiting calls
     /// gives up its last place to a tenant with fewer.
@@ -157,8 +157,21 @@ impl RunningCount {
 #[derive(Debug, Clone)]
 struct Requester {
     agent: Arc<Agent>,
+    /// Maximum number of running calls of the agent.
+    agent_max: u32,
     /// The tool and its maximum number of running calls, if it has one.
     tool: Option<(ToolName, u32)>,
+}
+
+/// The slot that a call needs.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct WantedSlot<'a> {
+    pub(crate) tool: &'a ToolName,
+    /// Maximum number of running calls of the tool.
+    pub(crate) tool_max: Option<u32>,
+    /// Maximum number of running calls of the agent.
+    pub(crate) agent_max: u32,
+    pub(crate) priority: Priority,
 }
 
 /// The limit that keeps a call from running.
@@ -179,15 +192,14 @@ impl Admission {
         &self,
         consent: &Consent,
         flight: &Flight,
-        tool: &ToolName,
-        tool_max: Option<u32>,
-        priority: Priority,
+        wanted: WantedSlot<'_>,
         clocks: &Clocks,
     ) -> Result<Slot, CallError> {
         let place = {
             let mut queue = self.gate.lock();
-            let limited = tool_max.map(|max| (tool.clone(), max));
-            let requester = Requester { agent: queue.agent(&flight.subject.caller), tool: limited };
+            let (agent, agent_max) = (queue.agent(&flight.subject.caller), wanted.agent_max);
+            let tool = wanted.tool_max.map(|max| (wanted.tool.clone(), max));
+            let requester = Requester { agent, agent_max, tool };
             let Err(reached) = queue.check_limits(&requester, &self.gate.limits) else {
                 queue.take(&requester);
                 return Ok(self.slot(consent, requester, Duration::ZERO));
@@ -195,7 +207,7 @@ impl Admission {
             if queue.waiting() >= self.gate.limits.calls_waiting_max && !queue.evict_for(&requester) {
                 return Err(self.refusal(reached, &requester, Duration::ZERO, "and the queue is full"));
             }
-            queue.enqueue(&self.gate, requester, self.rank(priority))
+            queue.enqueue(&self.gate, requester, self.rank(wanted.priority))
         };
         // Most calls do not wait, so the waiting future is boxed to keep every call's future small.
         Box::pin(self.wait(place, consent, flight, clocks)).await
@@ -225,7 +237,7 @@ impl Admission {
             error = flight.wait_until_cancelled() => Err(error),
             () = tokio::time::sleep_until(end) => {
                 if clocks.deadline == Some(end) {
-                    return Err(Clock::Total.error(flight.opened.elapsed(), false));
+                    return Err(Clock::Total.error(flight.opened.elapsed(), end - flight.opened, false));
                 }
                 Err(refusal(&place.requester, "and none became free in time"))
             }
@@ -261,7 +273,7 @@ impl Admission {
         let limits = &self.gate.limits;
         let (limit, whose, key) = match reached {
             ReachedLimit::Overall => (limits.calls_running_max, "of the executor".to_owned(), "overall"),
-            ReachedLimit::Agent => (limits.calls_running_per_agent_max, "of this agent".to_owned(), "agent"),
+            ReachedLimit::Agent => (requester.agent_max, "of this agent".to_owned(), "agent"),
             ReachedLimit::Tool => {
                 let (name, max) = requester.tool.as_ref().expect("only a tool with a limit is full");
                 (*max, format!("of `{name}`"), "tool")
@@ -312,7 +324,7 @@ impl Queue {
         if self.running >= limits.calls_running_max {
             return Err(ReachedLimit::Overall);
         }
-        if requester.agent.running.count() >= limits.calls_running_per_agent_max {
+        if requester.agent.running.count() >= requester.agent_max {
             return Err(ReachedLimit::Agent);
         }
         if let Some((tool, max)) = &requester.tool

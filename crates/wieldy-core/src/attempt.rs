@@ -1,12 +1,15 @@
 //! Runs one attempt under the clocks of its call, and decides if and when another attempt follows.
 
 use std::fmt;
+use std::future::poll_fn;
 use std::panic::AssertUnwindSafe;
+use std::pin::pin;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use crate::admit::Slot;
@@ -19,6 +22,7 @@ use crate::outcome::{Outcome, RunError};
 use crate::policy::Grant;
 use crate::run::Run;
 use crate::tool::{Annotations, AnyTool};
+use crate::trace;
 
 /// The result of one attempt.
 #[derive(Debug)]
@@ -62,7 +66,12 @@ pub(crate) async fn attempt(
     let input = ready.input;
     let since = Instant::now();
     // The call of `run` is inside the async block, so that its panics are caught too.
-    let work = AssertUnwindSafe(async { tool.run(input, run).await.map(Box::new) }).catch_unwind();
+    let mut work = pin!(async { tool.run(input, run).await.map(Box::new) });
+    let polled = poll_fn(|context| {
+        trace::forget_place();
+        work.as_mut().poll(context)
+    });
+    let work = AssertUnwindSafe(polled).catch_unwind();
     tokio::pin!(work);
     let (answer, cut_short) = tokio::select! {
         biased;
@@ -75,7 +84,9 @@ pub(crate) async fn attempt(
             Some(cause) => (Some(done), cause.error()),
         },
         error = flight.wait_until_cancelled() => (None, error),
-        (clock, after) = clocks.run_out(flight, since) => (None, clock.error(after, annotations.repeatable())),
+        (clock, after, limit) = clocks.run_out(flight, since) => {
+            (None, clock.error(after, limit, annotations.repeatable()))
+        }
     };
     // Ask the tool to stop, and give it time to end its processes. After that, it is dropped.
     run.stop().cancel();
@@ -114,7 +125,8 @@ fn result_of(done: CaughtRun) -> AttemptResult {
         Err(panic) => {
             let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
             let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".into());
-            let error = CallError::new(Code::ExecutionError, "the tool panicked").detail("panic", text);
+            let mut error = CallError::new(Code::ExecutionError, "the tool panicked").detail("panic", text);
+            error.trace = trace::take_place();
             AttemptResult::failed(
                 error.suggest("this is a bug in the tool; report it, and do not repeat the call"),
                 true,
@@ -139,13 +151,25 @@ pub struct RetryPolicy {
 }
 
 /// The growth of delays from one retry to the next.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Backoff {
     /// Doubles each time, minus a random part of up to one half, so that many callers do not retry at the same moment.
     Exponential,
     /// The base times one, two, three, and so on.
     Linear,
+}
+
+impl FromStr for Backoff {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "exponential" => Ok(Self::Exponential),
+            "linear" => Ok(Self::Linear),
+            other => Err(format!("`{other}` is not `exponential` or `linear`")),
+        }
+    }
 }
 
 impl Default for RetryPolicy {

@@ -12,18 +12,20 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use tokio::time::Instant;
 
 use crate::call::{BatchId, Call, Caller, Status, ToolResult};
+use crate::concurrency::{BatchMode, Concurrency, ConcurrencyLimit, LimitedTools};
 use crate::error::{CallError, Code, duration_ms};
 use crate::event::Body;
 use crate::executor::Executor;
 use crate::flight::BatchFlight;
 use crate::footprint::Touches;
-use crate::input::{ARGUMENTS_BYTES_MAX, ARGUMENTS_DEPTH_MAX, check_size, too_large};
-use crate::order::{ReadyQueue, TouchedPaths, UnstartedCalls, WaitsFor};
-use crate::schema::{Spent, measure};
+use crate::input::{ARGUMENTS_BYTES_MAX, check_size, too_large};
+use crate::order::{ReadyQueue, TouchedPaths, UnstartedCalls, WaitsFor, predecessors};
+use crate::references::{ReferenceFiller, referred_ids};
+use crate::schema::Spent;
+use crate::spelling::spell;
 
 /// Maximum number of bytes that all references of a batch may expand to. Arguments stay in memory until the batch is
 /// over.
@@ -36,10 +38,11 @@ pub struct Batch {
     pub calls: Vec<BatchCall>,
     /// The caller of all calls. The callers set on the single calls are ignored.
     pub caller: Arc<Caller>,
-    /// The ordering of the calls.
-    pub mode: BatchMode,
-    /// Maximum number of calls that run at once.
-    pub max_concurrency: usize,
+    /// The ordering of the calls; [`BatchMode::Smart`] if `None`.
+    pub mode: Option<BatchMode>,
+    /// Maximum number of calls that run at once; [`Batch::MAX_CONCURRENCY`] if `None`. The caller's plan and slots may
+    /// hold fewer: then the summary says so, if the number was given.
+    pub max_concurrency: Option<usize>,
     /// True if no further call starts once one has failed. Running calls are left to finish.
     pub stop_on_error: bool,
 }
@@ -54,37 +57,14 @@ pub struct BatchCall {
 }
 
 impl Batch {
+    /// Maximum number of calls at once, if a batch does not say.
+    pub const MAX_CONCURRENCY: usize = 5;
+
     /// Creates a batch in smart order with at most five calls at once.
     pub fn new(calls: impl IntoIterator<Item = Call>) -> Self {
         let calls: Vec<BatchCall> = calls.into_iter().map(|call| BatchCall { call, after: Vec::new() }).collect();
         let caller = calls.first().map_or_else(|| Arc::new(Caller::local()), |first| Arc::clone(&first.call.caller));
-        Self { calls, caller, mode: BatchMode::Smart, max_concurrency: 5, stop_on_error: false }
-    }
-}
-
-/// The ordering of a batch's calls.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum BatchMode {
-    /// Concurrent, except that conflicting calls keep their order.
-    #[default]
-    Smart,
-    /// Concurrent, even if calls conflict.
-    Parallel,
-    /// One after the other.
-    Sequential,
-}
-
-impl std::str::FromStr for BatchMode {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "smart" => Ok(Self::Smart),
-            "parallel" => Ok(Self::Parallel),
-            "sequential" => Ok(Self::Sequential),
-            other => Err(format!("`{other}` is not `smart`, `parallel` or `sequential`")),
-        }
+        Self { calls, caller, mode: None, max_concurrency: None, stop_on_error: false }
     }
 }
 
@@ -116,8 +96,20 @@ pub struct BatchSummary {
     pub read_only: usize,
     /// The number of calls that may change something.
     pub mutating: usize,
+    /// The greatest number of calls that ran at once.
+    #[serde(default)]
+    pub most_at_once: usize,
     /// The duration of the batch, in milliseconds.
     pub duration_ms: f64,
+    /// Maximum number of calls that could run at once.
+    #[serde(default)]
+    pub max_concurrency: usize,
+    /// The number that was asked for, if it was more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asked: Option<usize>,
+    /// The limit that held fewer calls at once than were asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held_by: Option<ConcurrencyLimit>,
 }
 
 /// The reason why a batch cannot run at all.
@@ -180,6 +172,16 @@ impl BatchPlan {
         }
         Ok(Self { waits_for, needs })
     }
+
+    /// Notes in each result the calls that it had to wait for.
+    fn note_waits(&self, results: &mut [ToolResult]) {
+        let ids: Vec<Option<String>> = results.iter().map(|result| result.call_id.clone()).collect();
+        let name = |place: usize| ids[place].clone().unwrap_or_else(|| format!("#{}", place + 1));
+        for (place, result) in results.iter_mut().enumerate() {
+            let before = predecessors(&self.waits_for, place, ids.len());
+            result.waited_for = before.into_iter().map(name).collect();
+        }
+    }
 }
 
 /// Returns, for each call, the calls whose success or result it needs: those in `after` and those its arguments refer
@@ -234,70 +236,6 @@ fn topological(calls: &[BatchCall], needs: &[BTreeSet<usize>]) -> Result<Vec<usi
     Err(BatchError::Cycle(open.into_iter().map(|at| label(calls, at)).collect()))
 }
 
-/// Returns the ids that arguments refer to: `{"$result": "id"}`, with an optional `"pointer"`.
-fn referred_ids(arguments: &Value) -> Vec<&str> {
-    let mut found = Vec::new();
-    // Deeper arguments will be refused anyway.
-    references(arguments, ARGUMENTS_DEPTH_MAX, &mut found);
-    found
-}
-
-fn references<'a>(value: &'a Value, levels_left: usize, found: &mut Vec<&'a str>) {
-    let Some(levels_left) = levels_left.checked_sub(1) else { return };
-    match value {
-        // The whole map is walked anyway, so comparing the keys is cheaper than hashing one.
-        Value::Object(map) => match map.iter().find(|(key, _)| *key == "$result") {
-            Some((_, Value::String(id))) => found.push(id),
-            _ => map.values().for_each(|value| references(value, levels_left, found)),
-        },
-        Value::Array(items) => items.iter().for_each(|item| references(item, levels_left, found)),
-        _ => {}
-    }
-}
-
-/// The state for replacing references in arguments: by the text of a result, or by the value at a JSON pointer in the
-/// result's JSON.
-struct ReferenceFiller<'a> {
-    results: HashMap<&'a str, &'a ToolResult>,
-    /// The JSON of results that pointers refer to.
-    whole: HashMap<&'a str, Value>,
-    /// The number of bytes by which the arguments may still grow.
-    bytes_left: usize,
-    /// The error for arguments that would grow by more.
-    too_large: fn() -> CallError,
-}
-
-impl<'a> ReferenceFiller<'a> {
-    fn value(&mut self, value: &'a Value) -> Result<Value, CallError> {
-        match value {
-            Value::Object(map) => match map.get("$result") {
-                Some(Value::String(id)) => self.referred(id, map.get("pointer")),
-                _ => map.iter().map(|(key, value)| Ok((key.clone(), self.value(value)?))).collect(),
-            },
-            Value::Array(items) => items.iter().map(|item| self.value(item)).collect(),
-            plain => Ok(plain.clone()),
-        }
-    }
-
-    fn referred(&mut self, id: &'a str, pointer: Option<&Value>) -> Result<Value, CallError> {
-        let result = self.results[id];
-        let Some(pointer) = pointer else {
-            let text = result.text();
-            self.bytes_left = self.bytes_left.checked_sub(text.len()).ok_or_else(self.too_large)?;
-            return Ok(Value::String(text));
-        };
-        let whole =
-            self.whole.entry(id).or_insert_with(|| serde_json::to_value(result).expect("a result is plain data"));
-        let found = pointer.as_str().and_then(|pointer| whole.pointer(pointer)).ok_or_else(|| {
-            CallError::new(Code::ValidationFailed, format!("there is nothing at {pointer} in the result of `{id}`"))
-                .suggest("a pointer starts at the result: `/structured/…`, `/content/0/text`")
-        })?;
-        let size = measure(found, ARGUMENTS_DEPTH_MAX, self.bytes_left).ok_or_else(self.too_large)?;
-        self.bytes_left -= size.bytes;
-        Ok(found.clone())
-    }
-}
-
 impl Executor {
     /// Runs several calls. The results are in the order of the calls, not in the order of execution.
     pub async fn batch(&self, batch: Batch) -> Result<BatchResult, CallError> {
@@ -308,15 +246,22 @@ impl Executor {
     pub(crate) async fn run_batch(&self, batch: Batch, flight: Arc<BatchFlight>) -> Result<BatchResult, CallError> {
         let _open = OpenBatch::new(self, &flight);
         let began = Instant::now();
+        if let Err(misnamed) = batch.caller.check() {
+            return Err(self.refuse_batch(batch, misnamed, &flight).await);
+        }
         let allowed = match self.policy().check_batch(&batch.caller, batch.calls.len()) {
             Ok(allowed) => allowed,
             Err(denied) => return Err(self.refuse_batch(batch, denied.into(), &flight).await),
         };
-        let parallel_max = allowed.parallel_max.unwrap_or(usize::MAX).max(1);
-        let mode = if parallel_max == 1 { BatchMode::Sequential } else { batch.mode };
-        let max_concurrency = batch.max_concurrency.clamp(1, parallel_max);
-        let known = batch.calls.iter().map(|call| self.predict(call, &batch.caller, mode));
+        let mut tools = LimitedTools::default();
+        let is_smart =
+            allowed.parallel_max.is_none_or(|max| max > 1) && batch.mode.unwrap_or_default() == BatchMode::Smart;
+        let mut batch = batch;
+        let known = batch.calls.iter_mut().map(|call| self.predict(call, &batch.caller, is_smart, &mut tools));
         let (touches, read_only): (Vec<Touches>, Vec<bool>) = known.unzip();
+        let concurrency = Concurrency::settle(&self.inner, &batch, allowed, &tools);
+        let Concurrency { mode, running_max: max_concurrency, reduced, .. } = concurrency;
+        let (asked, held_by) = reduced.unzip();
         let plan = match BatchPlan::make(&batch.calls, &touches, mode) {
             Ok(plan) => plan,
             Err(senseless) => return Err(self.refuse_batch(batch, senseless.into(), &flight).await),
@@ -325,8 +270,10 @@ impl Executor {
         let mutating = batch.calls.len() - read_only;
 
         let count = batch.calls.len();
-        self.record_batch(&flight, Body::BatchStarted { count, mode, max_concurrency, read_only, mutating });
-        let (results, skipped) = self.run_plan(&plan, batch, &flight, max_concurrency).await;
+        let started = Body::BatchStarted { count, mode, max_concurrency, asked, held_by, read_only, mutating };
+        self.record_batch(&flight, started);
+        let (mut results, skipped) = self.run_plan(&plan, batch, &flight, concurrency.begun_max).await;
+        plan.note_waits(&mut results);
         let succeeded = results.iter().filter(|result| result.is_success()).count();
         let summary = BatchSummary {
             total: count,
@@ -336,7 +283,11 @@ impl Executor {
             failed: count - skipped - succeeded,
             read_only,
             mutating,
+            most_at_once: flight.most_at_once(),
             duration_ms: duration_ms(began.elapsed()),
+            max_concurrency,
+            asked,
+            held_by,
         };
         self.record_batch(&flight, Body::BatchCompleted(summary.clone()));
         Ok(BatchResult { batch_id: flight.id, results, summary })
@@ -354,15 +305,24 @@ impl Executor {
     }
 
     /// Returns the paths that a call will touch, as far as known before it runs, and true if the call is read-only.
-    fn predict(&self, batch_call: &BatchCall, caller: &Caller, mode: BatchMode) -> (Touches, bool) {
-        let call = &batch_call.call;
+    fn predict(
+        &self,
+        batch_call: &mut BatchCall,
+        caller: &Caller,
+        is_smart: bool,
+        tools: &mut LimitedTools,
+    ) -> (Touches, bool) {
+        let call = &mut batch_call.call;
         // A call that will be refused touches nothing. Its own walk reports the reason.
         let Ok(tool) = self.registry().find(&call.tool, caller) else { return (Touches::nothing(), true) };
         let spec = tool.spec();
-        if mode != BatchMode::Smart {
+        tools.count(&tool);
+        if !is_smart {
             return (Touches::nothing(), spec.annotations.read_only); // only smart order depends on paths
         }
+        let spelled = spell(&tool, &mut call.arguments, &self.inner.confinement);
         let touches = match self.checked(&tool, &call.arguments) {
+            _ if spelled.is_err() => Touches::nothing(),
             _ if !referred_ids(&call.arguments).is_empty() => Touches::unknown(spec),
             Ok(Ok(input)) => Touches::by(&tool, input.value(), &self.inner.confinement),
             Ok(Err(_)) => Touches::nothing(),

@@ -22,9 +22,10 @@ use crate::event::{Body, Subject};
 use crate::executor::Executor;
 use crate::flight::Flights;
 use crate::journal::{Durability, Interrupted, Journal, MemoryJournal, Recorder};
-use crate::policy::Policy;
+use crate::limits::ToolLimits;
+use crate::policy::{Denied, Policy};
 use crate::rate::{Rate, Rates};
-use crate::registry::{Missing, RegisterError, Registration, Registry};
+use crate::registry::{Missing, RegisterError, Registered, Registration, Registry};
 use crate::sandbox::{Level, OutputSink, Sandbox, SandboxChange};
 use crate::sandboxes::Owners;
 use crate::task::{TASK_TTL, Tasks};
@@ -71,10 +72,23 @@ pub(crate) struct Inner {
     /// The workspace as named in the record of every call, if its path is absolute.
     pub(crate) workspace: Option<Arc<str>>,
     pub(crate) limits_max: ResourceLimits,
+    pub(crate) tool_limits: HashMap<String, ToolLimits>,
+    pub(crate) machine: ResourceLimits,
     pub(crate) artifacts: Arc<dyn Artifacts>,
     pub(crate) output_bytes_max: u64,
     pub(crate) output: Option<Arc<dyn OutputSink>>,
     pub(crate) stopping: AtomicBool,
+}
+
+impl Inner {
+    /// Returns the maximum number of running calls of this caller's agent.
+    pub(crate) fn agent_slots(&self, caller: &Caller) -> u32 {
+        match self.policy.plan(caller).ok().and_then(|plan| plan.slots) {
+            Some(0) => u32::MAX,
+            Some(slots) => slots,
+            None => self.admission.limits().calls_running_per_agent_max,
+        }
+    }
 }
 
 /// Builds an [`Executor`]. Every setting has a good default; settings are public fields or methods of the same name.
@@ -121,10 +135,16 @@ pub struct ExecutorBuilder {
     pub files: FileRules,
     /// The network that processes may reach if the call does not restrict it; none by default.
     pub network: Network,
-    /// The resource limits of processes if the tool sets none. A call may only ask for less.
+    /// The resource limits of processes if neither tool nor call sets them.
     pub resource_limits: ResourceLimits,
-    /// The upper bounds for resource limits, including those that a tool sets.
+    /// The upper bounds for resource limits, including those that a tool sets or a call asks for. Where none is set, a
+    /// call may ask for [`ResourceLimits::CALL_MAX`] or the usual limit, whichever is higher.
     pub resource_limits_max: ResourceLimits,
+    /// The operator's resource limits for single tools.
+    pub tool_limits: HashMap<String, ToolLimits>,
+    /// The processors and memory of this machine, if known: the built-in maximum for calls and the limits in definitions
+    /// of tools are never above it.
+    pub machine: ResourceLimits,
     /// The limits for all processes of one sandbox together; by default none, so only the limits of each process apply.
     pub sandbox_limits: ResourceLimits,
     /// The time that a process has to end after it is asked to.
@@ -167,6 +187,8 @@ impl Default for ExecutorBuilder {
             network: Network::None,
             resource_limits: ResourceLimits::DEFAULT,
             resource_limits_max: ResourceLimits::default(),
+            tool_limits: HashMap::new(),
+            machine: ResourceLimits::default(),
             sandbox_limits: ResourceLimits::default(),
             grace: Duration::from_secs(2),
             output_bytes_max: 64 * 1024,
@@ -248,6 +270,8 @@ impl ExecutorBuilder {
             workspace: confinement.recorded_workspace(),
             confinement: Arc::new(confinement),
             limits_max: self.resource_limits_max,
+            tool_limits: self.tool_limits,
+            machine: self.machine,
             artifacts: self.artifacts,
             output_bytes_max: self.output_bytes_max,
             output: self.output,
@@ -303,8 +327,9 @@ impl Executor {
 
     /// Records that the provider of a tool now offers another definition, while the registered tool stays as it was.
     pub fn tell_changed(&self, tool: &str, previous_hash: &str, current_hash: &str) {
-        let (caller, tool) = (Arc::new(Caller::local()), Some(tool.into()));
-        let subject = Subject { tool, ..Subject::of(caller) };
+        let caller = Arc::new(Caller::local());
+        let provider = self.inner.registry.find(tool, &caller).ok().map(|tool| Arc::clone(&tool.provider));
+        let subject = Subject { tool: Some(tool.into()), provider, ..Subject::of(caller) };
         let (previous_hash, current_hash) = (previous_hash.to_owned(), current_hash.to_owned());
         let body = Body::DefinitionChanged { previous_hash, current_hash };
         let _ = self.inner.recorder.append(&Arc::new(subject), body, Timestamp::now(), None);
@@ -319,6 +344,11 @@ impl Executor {
     /// clears it.
     pub fn explain_missing(&self, server: &str, missing: Option<Missing>) {
         self.inner.registry.explain_missing(server, missing);
+    }
+
+    /// Returns the refusal that a call of the tool would get for the caller's plan, for doors that list tools.
+    pub fn check_plan(&self, caller: &Caller, tool: &Registered) -> Result<(), Denied> {
+        self.inner.policy.check_tool(caller, tool.spec())
     }
 
     /// Returns the registry of tools.

@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::build::FOR_EVER;
-use crate::call::{Caller, Content};
+use crate::call::{Call, Caller, Content};
 use crate::error::CallError;
 use crate::event::{CallState, Keyed};
 use crate::flight::Flight;
@@ -35,13 +35,24 @@ pub(crate) struct CacheKey {
 }
 
 impl CacheKey {
-    /// Returns the key for the same caller, the same arguments, and the same definition of the tool.
-    pub(crate) fn of_call(tool: &Registered, input: &Input, caller: &Caller) -> Self {
-        let mut bytes = tool.hash.as_bytes().to_vec();
+    /// Returns the key for the same caller, arguments and context, and the same definition of the tool.
+    pub(crate) fn of_call(tool: &Registered, input: &Input, call: &Call) -> Self {
+        let (mut bytes, caller) = (tool.hash.as_bytes().to_vec(), &call.caller);
         canonical(input.value(), &mut bytes);
         let who = json!([caller.tenant, caller.agent, caller.user, caller.scopes, caller.permissions]);
         canonical(&who, &mut bytes);
+        if let Some(context) = &call.context {
+            canonical(context, &mut bytes);
+        }
         Self { tenant: caller.tenant_hashed(), hash: blake3::hash(&bytes) }
+    }
+
+    /// Returns the same key for calls whose clients sent the same notes, which the tool passes on.
+    pub(crate) fn with_notes(self, call: &Call) -> Self {
+        let Some(notes) = &call.notes else { return self };
+        let mut bytes = self.hash.as_bytes().to_vec();
+        canonical(notes, &mut bytes);
+        Self { hash: blake3::hash(&bytes), ..self }
     }
 
     /// Returns the key for the same idempotency key, caller, tool and workspace.

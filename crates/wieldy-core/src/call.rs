@@ -3,19 +3,21 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use uuid::{ContextV7, Uuid};
 
+use crate::arguments::CheckedArguments;
 use crate::artifact::ArtifactId;
-use crate::attempt::RetryIf;
+use crate::attempt::{Backoff, RetryIf};
 use crate::confinement::{Network, ResourceLimits, SessionKey};
 use crate::confirm::Confirmer;
 use crate::error::CallError;
+pub use crate::ids::{BatchId, ConfirmationId, ExecutionId};
+use crate::limits::UsedSandbox;
 use crate::outcome::PassedOn;
 use crate::sandbox::{Level, SandboxId, Usage};
 
@@ -32,6 +34,17 @@ pub struct Call {
     pub caller: Arc<Caller>,
     /// The options of the call.
     pub options: Options,
+    /// The context: an object of at most [`BESIDE_BYTES_MAX`](crate::BESIDE_BYTES_MAX) bytes that the tool may read by
+    /// [`Run::context`](crate::Run::context). It is a claim of the client, so no right depends on it. A context that is
+    /// not empty is part of what a person agrees to and of the keys of stored answers. It is written down nowhere, so
+    /// the call is not run again after a crash.
+    pub context: Option<Arc<Value>>,
+    /// The metadata: an object of at most [`BESIDE_BYTES_MAX`](crate::BESIDE_BYTES_MAX) bytes that the history stores
+    /// without its secrets. No tool sees it.
+    pub metadata: Option<Arc<Value>>,
+    /// The client's own notes on its request, such as ids of a trace: an object for tools that [take
+    /// notes](crate::AnyTool::takes_notes). Other tools do not see it.
+    pub notes: Option<Arc<Value>>,
 }
 
 impl Call {
@@ -43,6 +56,9 @@ impl Call {
             call_id: None,
             caller: Arc::new(Caller::local()),
             options: Options::default(),
+            context: None,
+            metadata: None,
+            notes: None,
         }
     }
 
@@ -66,6 +82,20 @@ impl Call {
         self.options = options;
         self
     }
+
+    /// Sets the context.
+    #[must_use]
+    pub fn context(mut self, context: Value) -> Self {
+        self.context = Some(Arc::new(context));
+        self
+    }
+
+    /// Sets the metadata.
+    #[must_use]
+    pub fn metadata(mut self, metadata: Value) -> Self {
+        self.metadata = Some(Arc::new(metadata));
+        self
+    }
 }
 
 /// The identity and the rights of a call's origin. The door establishes these facts; the model cannot claim them.
@@ -87,6 +117,10 @@ pub struct Caller {
     pub plan: Option<String>,
     /// The sandbox that the agent itself runs in. The tool's sandbox is nested in it.
     pub parent_sandbox: Option<SandboxId>,
+    /// The part of every call's context that the operator sets: its keys win over those that a client claims. It is
+    /// written down nowhere.
+    #[serde(skip)]
+    pub context: Option<Arc<Value>>,
 }
 
 impl Caller {
@@ -106,6 +140,7 @@ impl Caller {
             permissions: Held::none(),
             plan: None,
             parent_sandbox: None,
+            context: None,
         }
     }
 
@@ -155,7 +190,7 @@ impl Held {
     }
 }
 
-/// The options of one call. Every field has a good default; a call may tighten limits, never widen them.
+/// The options of one call. Every field has a good default.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
     /// The attempt clock: the longest duration of one run.
@@ -168,6 +203,10 @@ pub struct Options {
     pub silence: Option<Duration>,
     /// The number of retries of a failed run; by default that of the tool's policy.
     pub retries: Option<u32>,
+    /// The delay before the first retry; by default that of the tool's policy.
+    pub retry_delay: Option<Duration>,
+    /// The growth of the delays; by default that of the tool's policy.
+    pub backoff: Option<Backoff>,
     /// The predicate for errors that are worth a retry, asked only about those that are safe to retry.
     pub retry_if: Option<RetryIf>,
     /// The priority among waiting calls.
@@ -180,7 +219,10 @@ pub struct Options {
     pub idempotency_key: Option<String>,
     /// True to run even if there is a cached result.
     pub fresh: bool,
-    /// Limits tighter than the tool's own. Higher ones have no effect.
+    /// True to refuse the call if its tool may change something.
+    pub read_only: bool,
+    /// The resource limits that the call asks for. A call that asks for more than its maximum is refused with
+    /// [`Code::ResourceLimitExceeded`](crate::Code::ResourceLimitExceeded).
     pub limits: ResourceLimits,
     /// An isolation stronger than the executor's default.
     pub isolation: Option<Level>,
@@ -224,71 +266,6 @@ impl FromStr for Priority {
     }
 }
 
-/// Returns an id that sorts after every earlier one, also within the same millisecond.
-fn new_id(now: Timestamp) -> Uuid {
-    static ORDER: Mutex<ContextV7> = Mutex::new(ContextV7::new());
-    let seconds = u64::try_from(now.as_second()).unwrap_or_default();
-    let nanos = u32::try_from(now.subsec_nanosecond()).unwrap_or_default();
-    Uuid::new_v7(uuid::Timestamp::from_unix(&ORDER, seconds, nanos))
-}
-
-macro_rules! ids {
-    ($($(#[doc = $doc:literal])+ $name:ident;)+) => {$(
-        $(#[doc = $doc])+
-        #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-        #[serde(transparent)]
-        pub struct $name(Uuid);
-
-        impl $name {
-            /// Returns a new id, which sorts after every earlier one.
-            pub(crate) fn next() -> Self {
-                Self::next_at(Timestamp::now())
-            }
-
-            /// Does the same with a known time.
-            pub(crate) fn next_at(now: Timestamp) -> Self {
-                Self(new_id(now))
-            }
-
-            /// Returns the time at which the id was made, to the millisecond.
-            pub fn made_at(self) -> Timestamp {
-                let (seconds, nanos) = self.0.get_timestamp().map(|time| time.to_unix()).unwrap_or_default();
-                let seconds = i64::try_from(seconds).unwrap_or_default();
-                Timestamp::new(seconds, i32::try_from(nanos).unwrap_or_default()).unwrap_or_default()
-            }
-        }
-
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                self.0.hyphenated().fmt(f)
-            }
-        }
-
-        impl fmt::Debug for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "{}({})", stringify!($name), self.0.hyphenated())
-            }
-        }
-
-        impl FromStr for $name {
-            type Err = uuid::Error;
-
-            fn from_str(text: &str) -> Result<Self, uuid::Error> {
-                text.parse().map(Self)
-            }
-        }
-    )+};
-}
-
-ids! {
-    /// The executor's id of one call. Callers cannot choose it, so ids cannot collide.
-    ExecutionId;
-    /// The executor's id of a batch.
-    BatchId;
-    /// The executor's id of one question to a person.
-    ConfirmationId;
-}
-
 /// The result of a call. Every call gets one; its JSON form is part of the stable surface.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ToolResult {
@@ -298,6 +275,9 @@ pub struct ToolResult {
     pub call_id: Option<String>,
     /// The tool's full name, or the requested name if there is no such tool.
     pub tool: Arc<str>,
+    /// The arguments as checked, or as given if the call ended before that. Their JSON is redacted and at most 16 KiB.
+    #[serde(default)]
+    pub arguments: CheckedArguments,
     /// The provider of the tool; empty if there is no such tool.
     pub provider: Arc<str>,
     /// The final status.
@@ -321,15 +301,19 @@ pub struct ToolResult {
     /// The resources that the run used, if measured.
     pub usage: Option<Box<Usage>>,
     /// The sandbox that the call ran in, if a process was started.
-    pub sandbox: Option<SandboxRef>,
+    pub sandbox: Option<UsedSandbox>,
     /// Notes that a foreign server sent with its answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub passed_on: Option<Box<PassedOn>>,
     /// The labels of the call.
     pub labels: Vec<String>,
-    /// The checked arguments that ran. They are left out of the JSON, because its reader sent them.
-    #[serde(skip)]
-    pub arguments: Arc<Value>,
+    /// Of a call of a batch: true if another call of the batch ran at the same time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parallel: Option<bool>,
+    /// The calls of the same batch that this one had to wait for, because of the order or a conflict: their ids, or
+    /// `#3` for the third one if it has none. At most 100.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub waited_for: Vec<String>,
 }
 
 impl ToolResult {
@@ -341,6 +325,7 @@ impl ToolResult {
             execution_id,
             call_id: None,
             tool,
+            arguments: CheckedArguments::default(),
             provider: Arc::default(),
             status: error.status(),
             content: Vec::new(),
@@ -355,7 +340,8 @@ impl ToolResult {
             sandbox: None,
             passed_on: None,
             labels: Vec::new(),
-            arguments: Arc::default(),
+            parallel: None,
+            waited_for: Vec::new(),
         }
     }
 
@@ -537,21 +523,6 @@ pub struct SandboxRef {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn ids_are_in_the_order_of_their_making() {
-        let ids: Vec<ExecutionId> = (0..1000).map(|_| ExecutionId::next()).collect();
-        assert!(ids.is_sorted_by(|a, b| a < b));
-        assert_eq!(ids[0].to_string().parse::<ExecutionId>(), Ok(ids[0]));
-    }
-
-    #[test]
-    fn an_id_knows_when_it_was_made() {
-        let milliseconds = |time: Timestamp| time.as_millisecond();
-        let before = Timestamp::now();
-        let made_at = ExecutionId::next().made_at();
-        assert!((milliseconds(before)..=milliseconds(Timestamp::now())).contains(&milliseconds(made_at)));
-    }
 
     #[test]
     fn priorities_are_words_or_numbers() {

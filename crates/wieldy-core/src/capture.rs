@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::artifact::{ArtifactId, ArtifactWriter, Artifacts};
 use crate::call::Caller;
+use crate::trace::STDERR_BYTES_MAX;
 
 /// The output captured so far. It takes at most `inline_max` bytes of memory, however much is printed.
 pub(crate) struct Capture {
@@ -18,6 +19,8 @@ pub(crate) struct Capture {
     owner: Arc<Caller>,
     workspace: Option<Arc<str>>,
     spill: Spill,
+    /// The end of what was printed to stderr, in which a traceback is searched.
+    stderr: VecDeque<u8>,
 }
 
 enum Spill {
@@ -53,7 +56,21 @@ impl Capture {
             owner,
             workspace,
             spill: Spill::NotYet,
+            stderr: VecDeque::new(),
         }
+    }
+
+    /// Keeps the end of stderr, besides [`Capture::write`].
+    pub(crate) fn keep_stderr(&mut self, bytes: &[u8]) {
+        self.stderr.extend(&bytes[bytes.len().saturating_sub(STDERR_BYTES_MAX)..]);
+        let surplus = self.stderr.len().saturating_sub(STDERR_BYTES_MAX);
+        self.stderr.drain(..surplus);
+    }
+
+    /// Returns the end of stderr as text.
+    pub(crate) fn stderr(&self) -> String {
+        let (front, back) = self.stderr.as_slices();
+        String::from_utf8_lossy(&[front, back].concat()).into_owned()
     }
 
     pub(crate) fn write(&mut self, bytes: &[u8]) {

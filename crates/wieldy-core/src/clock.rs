@@ -41,7 +41,8 @@ pub(crate) enum Clock {
 }
 
 impl Clock {
-    pub(crate) fn error(self, after: Duration, repeatable: bool) -> CallError {
+    /// Returns the error of a call that this clock ended after a while, because its limit is `limit`.
+    pub(crate) fn error(self, after: Duration, limit: Duration, repeatable: bool) -> CallError {
         let seconds = after.as_secs_f64();
         let (name, message, suggestion) = match self {
             Self::Attempt => (
@@ -70,6 +71,7 @@ impl Clock {
             .retryable(repeatable)
             .detail("clock", name)
             .detail("after_ms", duration_ms(after))
+            .detail("timeout_ms", duration_ms(limit))
     }
 }
 
@@ -102,8 +104,9 @@ impl Clocks {
         self.deadline.map_or(end, |deadline| end.min(deadline))
     }
 
-    /// Waits until a clock of the run runs out, and returns that clock.
-    pub(crate) async fn run_out(&self, flight: &Flight, since: Instant) -> (Clock, Duration) {
+    /// Waits until a clock of the run runs out. Returns that clock, the time after which it ended the run, and its
+    /// limit.
+    pub(crate) async fn run_out(&self, flight: &Flight, since: Instant) -> (Clock, Duration, Duration) {
         let attempt_end = since + self.attempt;
         let (end, clock) = match self.deadline {
             Some(deadline) if deadline < attempt_end => (deadline, Clock::Total),
@@ -115,14 +118,14 @@ impl Clocks {
                 Some(quiet_until) if quiet_until < end => {
                     tokio::time::sleep_until(quiet_until).await;
                     let last_sign = flight.last_sign_of_life().max(since);
-                    if Some(last_sign.elapsed()) >= self.silence {
-                        return (Clock::Silence, last_sign.elapsed());
+                    if let Some(silence) = self.silence.filter(|silence| last_sign.elapsed() >= *silence) {
+                        return (Clock::Silence, last_sign.elapsed(), silence);
                     }
                 }
                 _ => {
                     tokio::time::sleep_until(end).await;
                     let began = if clock == Clock::Total { flight.opened } else { since };
-                    return (clock, end - began);
+                    return (clock, end - began, end - began);
                 }
             }
         }

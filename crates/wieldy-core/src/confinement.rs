@@ -261,7 +261,7 @@ impl std::fmt::Display for Limit {
     }
 }
 
-/// The resource limits of a run. A tool's own limits replace the executor's; a call may only lower them.
+/// The resource limits of a run. A tool's own limits replace the executor's; a call may ask for others, up to a maximum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub struct ResourceLimits {
@@ -301,6 +301,24 @@ impl ResourceLimits {
         output_bytes: Some(64 * 1024 * 1024),
     };
 
+    /// No limits at all.
+    pub const NONE: Self = Self::of([None; 7]);
+
+    /// The most that a call may ask for where no maximum is set.
+    pub const CALL_MAX: Self =
+        Self { cpu_millicores: Some(2000), memory_bytes: Some(4096 * 1024 * 1024), ..Self::NONE };
+
+    /// Returns true if no limit is set.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::NONE
+    }
+
+    /// Returns limits of these values, in the order of [`ResourceLimits::named`].
+    pub const fn of(values: [Option<u64>; 7]) -> Self {
+        let [cpu_millicores, memory_bytes, processes, open_files, disk_bytes, disk_files, output_bytes] = values;
+        Self { cpu_millicores, memory_bytes, processes, open_files, disk_bytes, disk_files, output_bytes }
+    }
+
     /// Returns these limits, with the unset ones taken from `other`.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
@@ -314,6 +332,12 @@ impl ResourceLimits {
             (Some(own), Some(parent)) => Some(own.min(parent)),
             (own, parent) => own.or(parent),
         })
+    }
+
+    /// Returns these limits, each no higher than the other value. Unset limits stay unset.
+    #[must_use]
+    pub fn at_most(self, other: Self) -> Self {
+        self.merge(other, |own, other| own.map(|own| other.map_or(own, |other| own.min(other))))
     }
 
     /// Returns the names of the limits that are zero. With these, nothing could run.

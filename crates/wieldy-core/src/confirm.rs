@@ -52,6 +52,8 @@ pub struct Confirmation {
     pub tool: ToolSpec,
     /// The arguments that will run.
     pub arguments: Arc<Value>,
+    /// The call's context, without its secrets, if it has one.
+    pub context: Option<Value>,
     /// The reason why a person must agree.
     pub reason: String,
     /// The program that the call would start, if it starts one.
@@ -60,7 +62,7 @@ pub struct Confirmation {
     pub isolation: Level,
     /// The network that the call's programs may reach.
     pub network: Network,
-    /// The digest of tool, arguments, program and terms that the person agrees to.
+    /// The digest of tool, arguments, context, program and terms that the person agrees to.
     pub digest: Digest,
     /// The time after which the question expires.
     pub expires_in: Duration,
@@ -86,6 +88,9 @@ impl Confirmation {
         let mut lines = vec![format!("May the tool `{name}`{title} run ({reason})?")];
         let arguments = serde_json::to_string_pretty(&*self.arguments).expect("arguments are plain data");
         lines.extend(arguments.split('\n').map(|line| format!("  {}", shown_in_line(line))));
+        if let Some(context) = &self.context {
+            lines.push(format!("  in the context: {}", shown_in_line(&context.to_string())));
+        }
         if let Some(program) = &self.program {
             lines.push(format!("  command line: {}", shown(&program.command_line)));
             lines.push(format!("  folder: {}", shown_in_line(&program.folder.to_string_lossy())));
@@ -122,8 +127,8 @@ pub struct Answer {
     pub by: Option<String>,
 }
 
-/// A strong hash of a tool's definition, its arguments, the options of the call, the isolation level and network that it
-/// gets, and the program that it starts.
+/// A strong hash of a tool's definition, its arguments and context, the options of the call, the isolation level and
+/// network that it gets, and the program that it starts.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Digest(blake3::Hash);
 
@@ -132,6 +137,7 @@ impl Digest {
         tool: &ToolSpec,
         input: &Input,
         options: &Options,
+        context: Option<&Value>,
         effective: (Level, &Network),
         program: Option<&Program>,
     ) -> Self {
@@ -148,6 +154,9 @@ impl Digest {
         let mut bytes = tool.hash().as_bytes().to_vec();
         canonical(input.value(), &mut bytes);
         canonical(&asked, &mut bytes);
+        if let Some(context) = context {
+            canonical(context, &mut bytes);
+        }
         Self(blake3::hash(&bytes))
     }
 }
@@ -255,8 +264,16 @@ impl Consent {
             execution: flight.id,
             tool: tool.spec.clone(),
             arguments: Arc::clone(input.shared()),
+            context: flight.redacted_context(),
             reason,
-            digest: Digest::of(&tool.spec, input, options, (isolation, &network), program.as_ref()),
+            digest: Digest::of(
+                &tool.spec,
+                input,
+                options,
+                flight.context.as_deref(),
+                (isolation, &network),
+                program.as_ref(),
+            ),
             program,
             isolation,
             network,

@@ -7,6 +7,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde_json::Value;
 
+use crate::arguments::CheckedArguments;
 use crate::call::{Call, Content, Status, Timing, ToolResult};
 use crate::error::{CallError, Code, duration_ms};
 use crate::event::{Body, CallState, Closing};
@@ -14,10 +15,12 @@ use crate::executor::Executor;
 use crate::flight::{BatchFlight, CancelCause, Flight};
 use crate::input::check_size;
 use crate::journal::Receipt;
+use crate::limits::UsedSandbox;
 use crate::outcome::Outcome;
-use crate::redact::Redacted;
+use crate::redact::{Marked, Redacted};
 use crate::registry::{NotFound, Registered};
 use crate::schema::Measured;
+use crate::spelling::spell;
 
 /// The longest that an answer waits for its record to be safe. After that, it is returned anyway.
 pub(crate) const CLOSING_PATIENCE: Duration = Duration::from_secs(5);
@@ -62,10 +65,17 @@ impl Entry {
             self.flight.keyed.get().is_some() && ended.as_ref().is_ok_and(|outcome| !outcome.is_worth_another_run());
         let outcome = *ended.unwrap_or_else(|error| Box::new(Outcome::default().failed(error)));
         let error = outcome.failure;
+        let arguments = match tally.arguments {
+            Some(checked) => checked,
+            // Arguments that are too large to be checked are not written down.
+            None if self.size == Measured::default() => Arc::default(),
+            None => Arc::clone(&self.call.arguments),
+        };
         let result = ToolResult {
             execution_id: self.flight.id,
             call_id: self.call.call_id.take(),
             tool: self.tool.as_ref().map_or_else(|_| Arc::clone(&self.call.tool), |tool| tool.name.shared()),
+            arguments: CheckedArguments::new(arguments, self.flight.subject.arguments.marked()),
             provider: self.tool.as_ref().map(|tool| Arc::clone(&tool.provider)).unwrap_or_default(),
             status: error.as_ref().map_or(Status::Success, |error| error.status()),
             content: outcome.content,
@@ -85,7 +95,8 @@ impl Entry {
             sandbox: outcome.sandbox,
             passed_on: outcome.passed_on,
             labels: std::mem::take(&mut self.call.options.labels),
-            arguments: tally.arguments.unwrap_or_else(|| Arc::clone(&self.call.arguments)),
+            parallel: self.flight.ran_in_parallel(),
+            waited_for: Vec::new(),
         };
         let closing = Body::closed(Closing {
             status: result.status,
@@ -96,7 +107,7 @@ impl Entry {
             output_bytes: result.content.iter().map(Content::bytes).sum(),
             artifact: result.artifact,
             usage: result.usage.clone(),
-            sandbox: result.sandbox.clone(),
+            sandbox: result.sandbox.as_ref().map(UsedSandbox::reference),
             error: result.error.clone(),
             answer: (self.flight.is_task() || is_stored).then(|| Arc::new(result.clone())),
         });
@@ -181,8 +192,9 @@ impl Executor {
     }
 
     /// Opens the call's entry. From here on, the call can be observed and cancelled, and its entry will be closed.
-    pub(crate) fn open(&self, call: Call, batch: Option<&Arc<BatchFlight>>, task: bool) -> Box<Entry> {
+    pub(crate) fn open(&self, mut call: Call, batch: Option<&Arc<BatchFlight>>, task: bool) -> Box<Entry> {
         let engine = &*self.inner;
+        call.settle_context();
         // Find the tool before anything is recorded: it knows which arguments are sensitive, and its own name.
         let tool = engine.registry.find(&call.tool, &call.caller);
         let (name, marked) = match &tool {
@@ -195,26 +207,55 @@ impl Executor {
             Ok(size) => (size, None),
             Err(too_large) => (Measured::default(), Some(too_large)),
         };
-        let arguments = match &too_large {
-            None => Redacted::new(Arc::clone(&call.arguments), marked),
-            Some(_) => Value::Null.into(),
+        let misspelled = match &tool {
+            Ok(tool) if too_large.is_none() => spell(tool, &mut call.arguments, &engine.confinement).err(),
+            _ => None,
         };
-        let flight = Arc::new(Flight::new(&call, name, arguments.clone(), &engine.recorder, batch, task));
+        if !tool.as_ref().is_ok_and(|tool| tool.tool.takes_notes()) {
+            call.notes = None;
+        }
+        let not_beside = call.check_beside().err();
+        let (arguments, metadata) = redacted(&call, marked, too_large.is_none(), not_beside.is_none());
+        let misnamed = call.caller.check().err();
+        let caller = if misnamed.is_some() { call.caller.escaped() } else { Arc::clone(&call.caller) };
+        let provider = tool.as_ref().ok().map(|tool| Arc::clone(&tool.provider));
+        let flight =
+            Arc::new(Flight::new(&call, caller, name, provider, arguments.clone(), &engine.recorder, batch, task));
         engine.flights.add(Arc::clone(&flight));
-        let rerun = call.options.may_rerun().then(|| Arc::clone(&call.caller));
+        // Context and notes are not stored, so no later executor has them.
+        let may_rerun =
+            call.options.may_rerun() && misnamed.is_none() && call.context.is_none() && call.notes.is_none();
+        let rerun = may_rerun.then(|| Arc::clone(&call.caller));
         let workspace = engine.workspace.clone();
-        let opening = Body::CallPending { arguments, called_as, workspace, task, rerun };
+        let opening = Body::CallPending { arguments, called_as, workspace, metadata, task, rerun };
         let opened = flight.record_at(opening, flight.opened_at);
         let refused = match (opened, too_large) {
             (Receipt::Refused(error), _) => Some(error.into()),
+            _ if misnamed.is_some() => misnamed,
             (_, Some(too_large)) => {
                 let advice = "write large values to a file in the workspace, and pass its path";
                 Some(CallError::new(Code::ValidationFailed, too_large.to_string()).suggest(advice))
             }
+            _ if misspelled.is_some() => misspelled.map(|error| *error),
+            _ if not_beside.is_some() => not_beside,
             _ if engine.stopping.load(Ordering::Acquire) => Some(CancelCause::Shutdown.error()),
             _ => None,
         };
         let refused = refused.map(Box::new);
         Box::new(Entry { executor: self.clone(), call, flight, tool, size, refused, closed: false })
     }
+}
+
+/// Returns the arguments and the metadata of a call without their secrets. The secrets among any of the call's objects
+/// are hidden in all of its texts. An object that is refused is left out.
+fn redacted(call: &Call, marked: Marked, has_arguments: bool, has_beside: bool) -> (Redacted, Option<Redacted>) {
+    let arguments = Some(&call.arguments).filter(|_| has_arguments);
+    let [context, metadata, notes] =
+        [&call.context, &call.metadata, &call.notes].map(|object| object.as_ref().filter(|_| has_beside));
+    let others = |objects: [Option<&Arc<Value>>; 3]| objects.into_iter().flatten().cloned().collect();
+    let of_arguments = Redacted::new(arguments.map_or_else(Arc::default, Arc::clone), marked.clone());
+    let metadata_shown = metadata
+        .filter(|metadata| metadata.as_object().is_some_and(|map| !map.is_empty()))
+        .map(|metadata| Redacted::new(Arc::clone(metadata), marked).beside(others([arguments, context, notes])));
+    (of_arguments.beside(others([context, metadata, notes])), metadata_shown)
 }

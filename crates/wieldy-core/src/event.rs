@@ -8,11 +8,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::artifact::ArtifactId;
-use crate::batch::{BatchMode, BatchSummary};
+use crate::batch::BatchSummary;
 use crate::call::{BatchId, Caller, ConfirmationId, ExecutionId, SandboxRef, Status, ToolResult};
+use crate::concurrency::{BatchMode, ConcurrencyLimit};
 use crate::error::CallError;
 use crate::redact::{self, Redacted};
 use crate::sandbox::{Stream, Usage};
+use crate::severity::{Severity, complete_event_data};
 
 /// A record of something that happened. Only the recorder makes events, in the order of `seq`.
 #[derive(Debug, Clone, PartialEq)]
@@ -38,6 +40,10 @@ pub struct Subject {
     pub call_id: Option<String>,
     /// The tool's own name, or the requested name if there is no such tool.
     pub tool: Option<Arc<str>>,
+    /// The provider of the tool, if there is such a tool.
+    pub provider: Option<Arc<str>>,
+    /// The time at which the call or batch was accepted.
+    pub opened_at: Option<Timestamp>,
     /// The caller.
     pub caller: Arc<Caller>,
     /// The arguments of the call. Their secrets are redacted from all events of the call.
@@ -47,7 +53,8 @@ pub struct Subject {
 impl Subject {
     /// Returns a subject without a call.
     pub fn of(caller: Arc<Caller>) -> Self {
-        Self { execution: None, batch: None, call_id: None, tool: None, caller, arguments: Redacted::default() }
+        let (execution, batch, call_id, tool, provider, opened_at) = (None, None, None, None, None, None);
+        Self { execution, batch, call_id, tool, provider, opened_at, caller, arguments: Redacted::default() }
     }
 }
 
@@ -66,6 +73,9 @@ pub enum Body {
         /// The folder that the call works in, if its path is absolute.
         #[serde(skip_serializing_if = "Option::is_none")]
         workspace: Option<Arc<str>>,
+        /// The metadata of the call, with secrets redacted.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        metadata: Option<Redacted>,
         /// True if the caller polls the call instead of waiting for it.
         #[serde(skip_serializing_if = "std::ops::Not::not")]
         task: bool,
@@ -170,6 +180,12 @@ pub enum Body {
         mode: BatchMode,
         /// Maximum number of calls that run at once.
         max_concurrency: usize,
+        /// The number that was asked for, if it was more.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        asked: Option<usize>,
+        /// The limit that holds fewer calls at once than were asked for.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        held_by: Option<ConcurrencyLimit>,
         /// The number of calls that cannot change anything.
         read_only: usize,
         /// The number of calls that may change something.
@@ -207,6 +223,9 @@ pub enum Body {
     SourceStale {
         /// The path of the file.
         path: String,
+        /// The project of the file: the argument `project_id` of the call, if it has one.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        project_id: Option<String>,
         /// The hash that the session saw.
         previous_hash: String,
         /// The hash of the file now; none if the file is gone.
@@ -378,6 +397,8 @@ impl Event {
     pub fn cloud_event(&self) -> Value {
         let subject = &self.subject;
         let mut data = self.data();
+        let severity = Severity::of(self.body.name(), &data);
+        complete_event_data(self.body.name(), &mut data, self.elapsed_ms());
         if let (Value::Object(data), Some(tool)) = (&mut data, &subject.tool) {
             data.insert("tool".into(), json!(redact::text(tool)));
         }
@@ -388,6 +409,7 @@ impl Event {
             "type": self.body.name(),
             "time": self.at.to_string(),
             "datacontenttype": "application/json",
+            "severity": severity,
             "agent": redact::text(&subject.caller.agent),
             "data": data,
         });
@@ -397,6 +419,8 @@ impl Event {
             ("callid", subject.call_id.clone()),
             ("session", subject.caller.session.clone()),
             ("tenant", subject.caller.tenant.clone()),
+            ("user", subject.caller.user.clone()),
+            ("provider", subject.provider.as_deref().map(str::to_owned)),
         ];
         for (key, value) in optional {
             if let Some(value) = value {

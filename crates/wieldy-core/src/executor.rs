@@ -13,6 +13,7 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::time::Instant;
 
+use crate::admit::WantedSlot;
 use crate::attempt::{self, Ready};
 use crate::breaker::verdict;
 use crate::build::Inner;
@@ -150,9 +151,7 @@ impl<'a> Walk<'a> {
         engine.rates.count(&call.caller, &tool.name)?;
         for attempt in flight.next_attempt().. {
             let passage = engine.breakers.enter(&tool.name)?;
-            let slots = spec.constraints.concurrency_max;
-            let slot =
-                engine.admission.admit(consent, flight, &tool.name, slots, call.options.priority, clocks).await?;
+            let slot = engine.admission.admit(consent, flight, self.wanted_slot(), clocks).await?;
             tally.queued += slot.waited();
             self.start(attempt).await?;
             tally.attempts = attempt;
@@ -160,8 +159,9 @@ impl<'a> Walk<'a> {
             let invalidation = InvalidationGuard::new(&engine.cache, &touches);
             let began = engine.timings.is_some().then(Instant::now);
             let ready = Ready::new(grant, input, &slot);
+            let in_batch = flight.run_in_batch();
             let mut ended = attempt::attempt(ready, &*tool.tool, spec.annotations, &run, flight, clocks).await;
-            drop(invalidation);
+            drop((in_batch, invalidation));
             self.finish(&mut ended.outcome, &run).await;
             drop(slot);
             passage.report(verdict(ended.outcome.failure.as_deref()));
@@ -178,6 +178,15 @@ impl<'a> Walk<'a> {
             Box::pin(self.pause(attempt + 1, delay, error.clone())).await?;
         }
         unreachable!("a number of attempts is finite")
+    }
+
+    fn wanted_slot(&self) -> WantedSlot<'a> {
+        WantedSlot {
+            tool: &self.tool.name,
+            tool_max: self.tool.spec.constraints.concurrency_max,
+            agent_max: self.engine.agent_slots(&self.call.caller),
+            priority: self.call.options.priority,
+        }
     }
 
     /// Validates the arguments. An expensive check runs on another thread; meanwhile the call can be cancelled, and its
@@ -221,7 +230,7 @@ impl<'a> Walk<'a> {
         let Walk { engine, call, tool, .. } = *self;
         let Some(key) = &call.options.idempotency_key else { return Ok(Recalled::Missing(None)) };
         let key = CacheKey::of_idempotency_key(tool, key, &call.caller, &engine.confinement.workspace);
-        let fingerprint = CacheKey::of_call(tool, input, &call.caller);
+        let fingerprint = CacheKey::of_call(tool, input, call);
         match self.recall(&engine.keys, key, fingerprint, &Touches::nothing()).await? {
             Recalled::Missing(Some(leader)) => Box::pin(self.claim_key(leader)).await,
             recalled => Ok(recalled),
@@ -244,7 +253,7 @@ impl<'a> Walk<'a> {
         };
         let patience = self.patience();
         match self.unless_stopped(tokio::time::timeout(patience, claiming)).await? {
-            Err(_) => Err(Clock::Shared.error(patience, true)),
+            Err(_) => Err(Clock::Shared.error(patience, patience, true)),
             Ok(Err(error)) => Err(error),
             Ok(Ok(Claimed::Answered(answer))) => {
                 let Some(keyed) = answer.keyed.as_ref().filter(|keyed| leader.is_same_call(keyed)) else {
@@ -265,7 +274,7 @@ impl<'a> Walk<'a> {
         if spec.cache.is_none() || !spec.annotations.read_only || call.options.fresh {
             return Ok(Recalled::Missing(None));
         }
-        let key = CacheKey::of_call(tool, input, &call.caller);
+        let key = CacheKey::of_call(tool, input, call).with_notes(call);
         let touches = Touches::by(tool, input.value(), &engine.confinement);
         self.recall(&engine.cache, key, key, &touches).await
     }
@@ -283,7 +292,7 @@ impl<'a> Walk<'a> {
             Ok(Lookup::Hit(outcome)) => Ok(Recalled::Answer(outcome)),
             Ok(Lookup::Leader(leader)) => Ok(Recalled::Missing(Some(leader))),
             Ok(Lookup::OtherCall) => Err(other_call()),
-            Err(_) => Err(Clock::Shared.error(patience, true)),
+            Err(_) => Err(Clock::Shared.error(patience, patience, true)),
         }
     }
 
@@ -362,6 +371,9 @@ impl<'a> Walk<'a> {
             let advice = "ask for less at once; the operator has to find out why the artifact store fails";
             *outcome = Outcome::default().failed(CallError::new(Code::ExecutionError, message).suggest(advice));
         }
+        if let Some(error) = &mut outcome.failure {
+            run.explain(error);
+        }
     }
 
     /// Checks a large answer against the tool's output schema on another thread.
@@ -415,7 +427,10 @@ impl<'a> Walk<'a> {
             biased;
             done = work => Ok(done),
             error = flight.wait_until_cancelled() => Err(error),
-            () = deadline => Err(Clock::Total.error(flight.opened.elapsed(), false)),
+            () = deadline => {
+                let limit = self.terms.clocks.deadline.unwrap_or_else(Instant::now) - flight.opened;
+                Err(Clock::Total.error(flight.opened.elapsed(), limit, false))
+            }
         }
     }
 }
@@ -433,8 +448,8 @@ const CLAIM_PAUSE_MAX: Duration = Duration::from_millis(200);
 
 /// Returns the error of a call whose idempotency key belongs to a different call.
 fn other_call() -> CallError {
-    let message = "the idempotency key was used before for another call: with other arguments, for another user, \
-                   with other scopes or permissions, or with an earlier definition of the tool";
+    let message = "the idempotency key was used before for another call: with other arguments, in another \
+                   context, for another user, with other scopes or permissions, or with an earlier definition of the tool";
     let advice = "use another key, or call it exactly as before to get the first result";
     CallError::new(Code::ValidationFailed, message).suggest(advice)
 }

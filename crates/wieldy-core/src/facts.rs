@@ -47,12 +47,17 @@ impl Run {
         }
         let limits = engine.admission.limits();
         facts.insert("limits.calls_running".into(), json!(limits.calls_running_max));
-        facts.insert("limits.calls_running_per_agent".into(), json!(limits.calls_running_per_agent_max));
+        let slots = engine.agent_slots(caller).min(limits.calls_running_max);
+        facts.insert("limits.calls_running_per_agent".into(), json!(slots));
         facts.insert("limits.calls_waiting".into(), json!(limits.calls_waiting_max));
         facts.insert("limits.queue_timeout_ms".into(), json!(limits.queue_timeout.as_millis() as u64));
         facts.insert("limits.timeout_ms".into(), json!(engine.clocks.timeout.as_millis() as u64));
         for (tool, state) in engine.breakers.states() {
-            if engine.registry.find(tool.as_str(), caller).is_ok() {
+            if engine
+                .registry
+                .find(tool.as_str(), caller)
+                .is_ok_and(|tool| engine.policy.check_tool(caller, tool.spec()).is_ok())
+            {
                 facts.insert(format!("breaker.{tool}"), json!(state));
             }
         }

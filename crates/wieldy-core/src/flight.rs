@@ -7,17 +7,19 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use jiff::Timestamp;
+use serde_json::Value;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::call::{BatchId, Call, ExecutionId};
+use crate::call::{BatchId, Call, Caller, ExecutionId};
 use crate::capture::{Capture, Captured};
 use crate::error::{CallError, Code, duration_ms};
 use crate::event::{Body, CallState, Keyed, Subject};
 use crate::journal::{Interrupted, Receipt, Recorder};
 use crate::observe::Log;
 use crate::program::AgreedProgram;
-use crate::redact::Redacted;
+use crate::redact::{self, Redacted};
+use crate::sandbox::Stream;
 
 /// The reason why a call was cancelled, as shown in its result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -78,8 +80,14 @@ pub(crate) struct Flight {
     pub(crate) keyed: OnceLock<Arc<Keyed>>,
     /// The program that a person agreed to, if one was shown.
     pub(crate) agreed: OnceLock<Arc<AgreedProgram>>,
+    /// The context of the call. It is in no event.
+    pub(crate) context: Option<Arc<Value>>,
+    /// The client's notes, if the tool takes them. They are in no event.
+    pub(crate) notes: Option<Arc<Value>>,
     recorder: Arc<Recorder>,
     batch: Option<Arc<BatchFlight>>,
+    /// True if another call of the batch ran at the same time.
+    parallel: AtomicBool,
     log: Log,
     /// Created on first use: most calls end before anything waits for it.
     stop: OnceLock<CancellationToken>,
@@ -97,23 +105,44 @@ impl AsRef<Log> for Flight {
 }
 
 impl Flight {
-    /// Creates a flight for the tool of this name, which may differ from the requested name.
+    /// Creates a flight for the caller and the tool of these names, which may differ from the given ones.
+    #[expect(clippy::too_many_arguments, reason = "a call in flight is known by all of these")]
     pub(crate) fn new(
         call: &Call,
+        caller: Arc<Caller>,
         tool: Arc<str>,
+        provider: Option<Arc<str>>,
         arguments: Redacted,
         recorder: &Arc<Recorder>,
         batch: Option<&Arc<BatchFlight>>,
         task: bool,
     ) -> Self {
         let opened_at = Timestamp::now();
-        Self::of(ExecutionId::next_at(opened_at), opened_at, call, tool, arguments, recorder, batch, task)
+        Self::of(
+            ExecutionId::next_at(opened_at),
+            opened_at,
+            call,
+            caller,
+            tool,
+            provider,
+            arguments,
+            recorder,
+            batch,
+            task,
+        )
     }
 
     /// Creates a flight for a call that was open when an earlier executor stopped, in the state it had then.
-    pub(crate) fn resumed(was: &Interrupted, call: &Call, recorder: &Arc<Recorder>) -> Self {
+    pub(crate) fn resumed(
+        was: &Interrupted,
+        call: &Call,
+        provider: Option<Arc<str>>,
+        recorder: &Arc<Recorder>,
+    ) -> Self {
         let (tool, arguments) = (Arc::clone(&call.tool), Redacted::new(Arc::clone(&call.arguments), None));
-        let flight = Self::of(was.execution, was.opened_at, call, tool, arguments, recorder, None, was.task);
+        let caller = Arc::clone(&call.caller);
+        let flight =
+            Self::of(was.execution, was.opened_at, call, caller, tool, provider, arguments, recorder, None, was.task);
         flight.log.writer().set_state(was.state);
         flight
     }
@@ -123,7 +152,9 @@ impl Flight {
         id: ExecutionId,
         opened_at: Timestamp,
         call: &Call,
+        caller: Arc<Caller>,
         tool: Arc<str>,
+        provider: Option<Arc<str>>,
         arguments: Redacted,
         recorder: &Arc<Recorder>,
         batch: Option<&Arc<BatchFlight>>,
@@ -134,7 +165,9 @@ impl Flight {
             batch: batch.map(|batch| batch.id),
             call_id: call.call_id.clone(),
             tool: Some(tool),
-            caller: Arc::clone(&call.caller),
+            provider,
+            opened_at: Some(opened_at),
+            caller,
             arguments,
         };
         Self {
@@ -145,14 +178,25 @@ impl Flight {
             task: AtomicBool::new(task),
             keyed: OnceLock::new(),
             agreed: OnceLock::new(),
+            context: call.context.clone(),
+            notes: call.notes.clone(),
             recorder: Arc::clone(recorder),
             batch: batch.cloned(),
+            parallel: AtomicBool::new(false),
             log: Log::default(),
             stop: OnceLock::new(),
             cause: OnceLock::new(),
             sign_of_life: AtomicU64::new(0),
             capture: Mutex::new(None),
         }
+    }
+
+    /// Returns the context without its secrets, to be shown to a person.
+    pub(crate) fn redacted_context(&self) -> Option<Value> {
+        let context = self.context.as_ref()?;
+        let mut shown = redact::value(context).into_owned();
+        self.subject.arguments.hide_in(&mut shown);
+        Some(shown)
     }
 
     /// Returns the recorder of the history.
@@ -209,6 +253,28 @@ impl Flight {
     pub(crate) fn become_task(&self) -> Receipt {
         self.task.store(true, Ordering::Relaxed);
         self.record(Body::CallTask {})
+    }
+
+    /// Returns true if another call of the batch ran at the same time as this one; `None` without a batch.
+    pub(crate) fn ran_in_parallel(&self) -> Option<bool> {
+        self.batch.as_ref().map(|_| self.parallel.load(Ordering::Relaxed))
+    }
+
+    /// Counts this call among the running ones of its batch, until the guard is dropped.
+    pub(crate) fn run_in_batch(self: &Arc<Self>) -> Option<BatchRun> {
+        let mut running = self.batch.as_ref()?.running.lock().expect("no code panics while it holds the count");
+        running.now += 1;
+        running.most = running.most.max(running.now);
+        if running.now == 1 {
+            running.alone = Some(Arc::clone(self));
+        } else {
+            let alone = running.alone.take();
+            [Some(self), alone.as_ref()]
+                .into_iter()
+                .flatten()
+                .for_each(|one| one.parallel.store(true, Ordering::Relaxed));
+        }
+        Some(BatchRun(Arc::clone(self)))
     }
 
     /// Returns the number of the next run: more than 1 only for a call that an earlier executor left open.
@@ -268,8 +334,20 @@ impl Flight {
     }
 
     /// Captures output of the current attempt.
-    pub(crate) fn capture(&self, bytes: &[u8], new: impl FnOnce() -> Capture) {
-        self.lock_capture().get_or_insert_with(|| Box::new(new())).write(bytes);
+    pub(crate) fn capture(&self, stream: Stream, bytes: &[u8], new: impl FnOnce() -> Capture) {
+        let mut capture = self.lock_capture();
+        let capture = capture.get_or_insert_with(|| Box::new(new()));
+        if stream == Stream::Stderr {
+            capture.keep_stderr(bytes);
+        }
+        capture.write(bytes);
+    }
+
+    /// Returns the end of what the current attempt printed to stderr. It is `None` if a secret may be split over both
+    /// streams, because redaction would not find it.
+    pub(crate) fn stderr(&self) -> Option<String> {
+        let capture = self.lock_capture();
+        capture.as_ref().filter(|_| !self.subject.arguments.is_parted()).map(|capture| capture.stderr())
     }
 
     /// Returns the output of the run so far, if there is any.
@@ -284,6 +362,29 @@ impl Flight {
     }
 }
 
+/// A run of a call of a batch. Dropping it ends the run.
+pub(crate) struct BatchRun(Arc<Flight>);
+
+impl Drop for BatchRun {
+    fn drop(&mut self) {
+        let Some(batch) = &self.0.batch else { return };
+        let mut running = batch.running.lock().expect("no code panics while it holds the count");
+        running.now -= 1;
+        if running.now == 0 {
+            running.alone = None;
+        }
+    }
+}
+
+/// The calls of a batch that run now.
+#[derive(Default)]
+struct RunningCalls {
+    now: usize,
+    most: usize,
+    /// The only running call, if no other one ran beside it yet.
+    alone: Option<Arc<Flight>>,
+}
+
 /// A batch in flight.
 pub(crate) struct BatchFlight {
     pub(crate) id: BatchId,
@@ -291,6 +392,7 @@ pub(crate) struct BatchFlight {
     pub(crate) log: Log,
     pub(crate) stop: CancellationToken,
     cause: OnceLock<CancelCause>,
+    running: Mutex<RunningCalls>,
 }
 
 impl AsRef<Log> for BatchFlight {
@@ -300,16 +402,23 @@ impl AsRef<Log> for BatchFlight {
 }
 
 impl BatchFlight {
-    pub(crate) fn new(caller: Arc<crate::call::Caller>) -> Self {
+    pub(crate) fn new(caller: Arc<Caller>) -> Self {
+        let caller = if caller.check().is_ok() { caller } else { caller.escaped() };
         let id = BatchId::next();
-        let subject = Subject { batch: Some(id), ..Subject::of(caller) };
+        let subject = Subject { batch: Some(id), opened_at: Some(Timestamp::now()), ..Subject::of(caller) };
         Self {
             id,
             subject: Arc::new(subject),
             log: Log::default(),
             stop: CancellationToken::new(),
             cause: OnceLock::new(),
+            running: Mutex::default(),
         }
+    }
+
+    /// Returns the greatest number of calls that ran at once.
+    pub(crate) fn most_at_once(&self) -> usize {
+        self.running.lock().expect("no code panics while it holds the count").most
     }
 
     /// Cancels all calls of the batch, including those that have not started.
@@ -456,7 +565,6 @@ impl Flights {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::call::Caller;
     use crate::journal::MemoryJournal;
 
     /// Adds a finished batch with this number of events.

@@ -17,8 +17,8 @@
 //! | `policy`, `input`, `confirm`, `program` | the proofs `Grant`, `Input` and `Consent`; the program that a person agrees to |
 //! | `cache`, `footprint` | stored answers and single flight; the paths that a call reads and writes |
 //! | `admit`, `rate`, `breaker` | slots and the queue (the proof `Slot`); rate limits; circuit breakers |
-//! | `attempt`, `clock`, `run`, `capture` | one attempt under its clocks; the interface of a running tool; its output |
-//! | `flight`, `batch`, `order`, `task` | a call in flight; several calls in a safe order; calls in the background |
+//! | `attempt`, `clock`, `run`, `denial_recorder`, `capture` | one attempt under its clocks; the interface of a running tool; its denials; its output |
+//! | `flight`, `batch`, `order`, `references`, `task` | a call in flight; several calls in a safe order; calls in the background |
 //! | `resume` | calls and results after a restart |
 //! | `event`, `journal`, `observe`, `shown`, `redact` | events and the state of a call; their order; live observation; secrets removed |
 //! | `artifact`, `present` | large output; text within a model's budget |
@@ -72,7 +72,11 @@ mod executor;
 mod entry;
 mod terms;
 
+mod arguments;
+mod beside;
 mod call;
+mod caller;
+mod ids;
 #[doc(hidden)]
 pub mod mistakes;
 pub mod name;
@@ -85,6 +89,7 @@ mod schema;
 mod policy;
 
 mod input;
+mod spelling;
 
 mod confirm;
 
@@ -98,11 +103,14 @@ mod rate;
 mod attempt;
 mod capture;
 mod clock;
+mod denial_recorder;
 mod flight;
 mod run;
 
 mod batch;
+mod concurrency;
 mod order;
+mod references;
 mod task;
 
 mod resume;
@@ -111,10 +119,12 @@ mod event;
 mod journal;
 mod observe;
 pub mod redact;
+mod severity;
 mod shown;
 
 pub mod artifact;
 mod confinement;
+mod limits;
 mod sandbox;
 mod sandboxes;
 pub mod secrets;
@@ -122,6 +132,8 @@ pub mod secrets;
 mod error;
 mod present;
 mod program;
+mod share;
+mod trace;
 
 mod manifest;
 mod unbound;
@@ -134,9 +146,11 @@ mod facts;
 pub use futures_util::future::BoxFuture;
 
 pub use admit::{Limits, Slot};
+pub use arguments::CheckedArguments;
 pub use artifact::{ArtifactId, ArtifactInfo, ArtifactMaker, ArtifactWriter, Artifacts, MemoryArtifacts};
 pub use attempt::{Backoff, RetryIf, RetryPolicy};
-pub use batch::{Batch, BatchCall, BatchError, BatchMode, BatchResult, BatchSummary};
+pub use batch::{Batch, BatchCall, BatchError, BatchResult, BatchSummary};
+pub use beside::BESIDE_BYTES_MAX;
 pub use breaker::{BreakerPolicy, BreakerState};
 pub use build::ExecutorBuilder;
 pub use call::{
@@ -144,6 +158,7 @@ pub use call::{
     ToolResult,
 };
 pub use clock::{DynamicTimeout, TIMEOUT_DEFAULT, TIMEOUT_MAX};
+pub use concurrency::{BatchMode, ConcurrencyLimit};
 pub use confinement::{
     Command, Confinement, Feed, FileRules, Limit, Mount, Network, Place, ResourceLimits, SessionKey, Stdin, Terminal,
 };
@@ -158,12 +173,13 @@ pub use journal::{
     Claim, Claimed, Durability, Filter, Interrupted, Journal, JournalError, MemoryJournal, Receipt, Remembered,
     RememberedAnswer, Seen, Subscription,
 };
+pub use limits::{CallLimit, LimitOrigin, ToolLimits, UsedSandbox};
 pub use manifest::{CommandSpec, Manifest, ManifestError, ManifestTool, OutputForm, Problem, Variable, VariableFile};
 pub use name::{NameError, ToolName};
 pub use observe::Observer;
 pub use outcome::{Outcome, PassedOn, RunError};
 pub use policy::{Check, Decision, Denied, Grant, Plan, Policy, Question};
-pub use present::{Budget, Presentation, present, shown, shown_in_line, visible};
+pub use present::{Budget, Presentation, present, present_error, shown, shown_in_line, visible};
 pub use program::{NamedFile, Program};
 pub use rate::{Per, Rate, RateKind};
 pub use redact::{REDACTED, Redacted};
@@ -174,8 +190,11 @@ pub use sandbox::{
     SandboxId, SandboxStatus, Stream, Usage,
 };
 pub use schema::SchemaError;
+pub use severity::{Severity, complete_event_data, event_message};
+pub use share::SharedText;
 pub use task::{Begun, Load, TASK_TTL, Target, Task};
 pub use tool::{
     Annotations, AnyTool, CachePolicy, Constraints, Footprint, Provider, SharedTool, Tool, ToolSpec, schema_of, tool,
 };
+pub use trace::{CaughtPanic, record_panic_places};
 pub use unbound::Unbound;

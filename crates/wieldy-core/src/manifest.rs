@@ -15,6 +15,7 @@ use serde_json::{Map, Value};
 use crate::mistakes::{key_at, read_table};
 use crate::name::{ToolName, hint_for_unknown_key, in_plain_words, near_misses};
 use crate::schema::Schema;
+use crate::spelling::alias_mistakes;
 use crate::tool::ToolSpec;
 
 use file::FileTool;
@@ -343,7 +344,14 @@ fn check(spec: &ToolSpec, line: Option<usize>) -> Vec<Problem> {
             messages.push(format!("there is no argument `{argument}`{hint}"));
         }
     }
-    messages.extend(spec.limits.zeroes().iter().map(|name| format!("the limit `{name}` is 0, so it could never run")));
+    messages.extend(alias_mistakes(spec));
+    let zeroes = spec.limits.zeroes().into_iter().chain(spec.limits_max.zeroes());
+    messages.extend(zeroes.map(|name| format!("the limit `{name}` is 0, so it could never run")));
+    for ((name, limit), (_, max)) in spec.limits.named().into_iter().zip(spec.limits_max.named()) {
+        if limit.zip(max).is_some_and(|(limit, max)| limit > max) {
+            messages.push(format!("the limit `{name}` is higher in `limits` than in `limits-max`"));
+        }
+    }
     let tool = shown_name(&spec.name);
     messages.into_iter().map(|message| Problem { line, tool: Some(tool.clone()), message }).collect()
 }

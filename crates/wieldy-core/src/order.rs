@@ -13,6 +13,26 @@ use crate::footprint::Touches;
 /// calls: a join node is over when all of its calls are.
 pub(crate) type WaitsFor = Vec<BTreeSet<usize>>;
 
+/// Maximum number of calls that a result names as those that it waited for.
+const WAITED_FOR_MAX: usize = 100;
+
+/// Returns the calls, of the first `calls` nodes, that must be over before a call starts; of very many only some.
+pub(crate) fn predecessors(waits_for: &[BTreeSet<usize>], place: usize, calls: usize) -> BTreeSet<usize> {
+    let (mut found, mut open) = (BTreeSet::new(), vec![place]);
+    while let Some(next) = open.pop() {
+        for before in &waits_for[next] {
+            if *before >= calls {
+                open.push(*before);
+            } else if found.len() < WAITED_FOR_MAX {
+                found.insert(*before);
+            } else {
+                return found;
+            }
+        }
+    }
+    found
+}
+
 /// The paths touched by the calls so far: a tree whose root stands for everything.
 #[derive(Default)]
 pub(crate) struct TouchedPaths<'a> {

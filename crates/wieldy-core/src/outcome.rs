@@ -6,8 +6,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::artifact::ArtifactId;
-use crate::call::{Content, SandboxRef};
+use crate::call::Content;
 use crate::error::{CallError, Code};
+use crate::limits::UsedSandbox;
 use crate::sandbox::Usage;
 
 /// The answer of a tool, including "I failed".
@@ -26,7 +27,7 @@ pub struct Outcome {
     /// The resources that the run used, if measured.
     pub usage: Option<Box<Usage>>,
     /// The sandbox that the call ran in, if a process was started.
-    pub sandbox: Option<SandboxRef>,
+    pub sandbox: Option<UsedSandbox>,
     /// Notes of a foreign server on its answer, which are passed on.
     pub passed_on: Option<Box<PassedOn>>,
 }

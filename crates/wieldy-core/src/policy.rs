@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::call::{Caller, ExecutionId};
+use crate::confinement::ResourceLimits;
 use crate::error::{CallError, Code};
 use crate::input::Input;
 use crate::tool::ToolSpec;
@@ -57,21 +58,53 @@ pub enum Decision {
     },
 }
 
-/// The limits of a caller's plan.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// The limits of a caller's plan, and the tools that it includes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Plan {
     /// Maximum number of calls in a batch; any number if `None`.
     pub batch_max: Option<usize>,
     /// Maximum number of calls of a batch that run at once: 1 means one after the other, `None` any number.
     pub parallel_max: Option<usize>,
+    /// Maximum number of running calls of each agent: 0 means no limit of its own, `None` that of the executor
+    /// ([`calls_running_per_agent_max`](crate::Limits::calls_running_per_agent_max)).
+    pub slots: Option<u32>,
+    /// The names of the included tools, where `*` at the end stands for any ending; all tools if empty.
+    #[serde(default)]
+    pub tools: Vec<String>,
+    /// The scopes whose tools are included, besides the tools without a scope; all tools if empty.
+    #[serde(default)]
+    pub scopes: Vec<String>,
+    /// The most that a call may have of each resource.
+    #[serde(default)]
+    pub resources: ResourceLimits,
     /// True if observers also see progress, warnings and retries.
     pub full_events: bool,
 }
 
 impl Plan {
     /// The plan of a caller without one.
-    pub const UNLIMITED: Self = Self { batch_max: None, parallel_max: None, full_events: true };
+    pub const UNLIMITED: Self = Self {
+        batch_max: None,
+        parallel_max: None,
+        slots: None,
+        tools: Vec::new(),
+        scopes: Vec::new(),
+        resources: ResourceLimits::NONE,
+        full_events: true,
+    };
+
+    /// Returns true if callers with this plan may use the tool. A plan with both tools and scopes includes a tool only
+    /// if both do.
+    pub fn includes(&self, tool: &ToolSpec) -> bool {
+        let is_named = |name: &String| match name.strip_suffix('*') {
+            Some(beginning) => tool.name.starts_with(beginning),
+            None => *name == tool.name,
+        };
+        let scopes = &tool.agent_scopes;
+        (self.tools.is_empty() || self.tools.iter().any(is_named))
+            && (self.scopes.is_empty() || scopes.is_empty() || scopes.iter().any(|scope| self.scopes.contains(scope)))
+    }
 }
 
 /// Permissions, plans and checks.
@@ -83,12 +116,18 @@ pub struct Policy {
 
 impl Default for Policy {
     fn default() -> Self {
-        let plan = |batch_max, parallel_max, full_events| Plan { batch_max, parallel_max, full_events };
+        let plan = |batch_max, parallel_max, slots, full_events| Plan {
+            batch_max,
+            parallel_max,
+            slots: Some(slots),
+            full_events,
+            ..Plan::UNLIMITED
+        };
         let plans = [
-            ("Core", plan(Some(5), Some(1), false)),
-            ("WriterPro", plan(Some(20), Some(1), false)),
-            ("Teams", plan(Some(50), Some(10), true)),
-            ("Enterprise", Plan::UNLIMITED),
+            ("Core", plan(Some(5), Some(1), 4, false)),
+            ("WriterPro", plan(Some(20), Some(1), 4, false)),
+            ("Teams", plan(Some(50), Some(10), 10, true)),
+            ("Enterprise", plan(None, None, 0, true)),
         ];
         Self {
             checks: Vec::new(),
@@ -141,6 +180,16 @@ pub enum Denied {
         /// The configured plans.
         known: Vec<String>,
     },
+    /// The caller's plan does not include the tool.
+    #[error("the plan `{plan}` does not include `{tool}`{}", plans_with(with))]
+    Tool {
+        /// The plan.
+        plan: String,
+        /// The tool.
+        tool: String,
+        /// The plans that include it.
+        with: Vec<String>,
+    },
     /// The batch is larger than the caller's plan allows.
     #[error("a batch of {size} calls is over the limit of {limit} of the plan `{plan}`")]
     Batch {
@@ -169,6 +218,15 @@ fn plans(known: &[String]) -> String {
     }
 }
 
+/// Lists the plans that include a tool in words.
+fn plans_with(with: &[String]) -> String {
+    match with {
+        [] => "; no plan does".into(),
+        [one] => format!("; the plan `{one}` does"),
+        with => format!("; the plans `{}` do", with.join("`, `")),
+    }
+}
+
 impl From<Denied> for CallError {
     fn from(denied: Denied) -> Self {
         let message = denied.to_string();
@@ -179,6 +237,14 @@ impl From<Denied> for CallError {
             Denied::UnknownPlan { plan, .. } => CallError::new(Code::PlanLimitExceeded, message)
                 .suggest("ask the operator to configure the plan")
                 .detail("plan", plan),
+            Denied::Tool { plan, tool, with } => CallError::new(Code::PlanLimitExceeded, message)
+                .suggest(match with.is_empty() {
+                    true => "use another tool, or ask the operator to include this one in a plan",
+                    false => "use another tool, or ask the operator for one of the plans that include it",
+                })
+                .detail("plan", plan)
+                .detail("tool", tool)
+                .detail("plans", json!(with)),
             Denied::Batch { plan, size, limit } => CallError::new(Code::PlanLimitExceeded, message)
                 .suggest(format!("split the batch into parts of at most {limit} calls"))
                 .detail("plan", plan)
@@ -208,7 +274,7 @@ impl Policy {
 
     /// Checks the tool's required permissions and the caller's plan, which need no arguments.
     pub(crate) fn enter(&self, execution: ExecutionId, caller: &Caller, tool: &ToolSpec) -> Result<Entered, Denied> {
-        self.plan(caller)?;
+        self.check_tool(caller, tool)?;
         let missing: Vec<String> =
             tool.required_permissions.iter().filter(|name| !caller.permissions.holds(name)).cloned().collect();
         if missing.is_empty() {
@@ -256,20 +322,29 @@ impl Policy {
         Decision::Deny { rule: check.name().to_owned(), reason }
     }
 
-    /// Returns the limits of the caller's plan.
-    pub(crate) fn plan(&self, caller: &Caller) -> Result<Plan, Denied> {
+    /// Returns the caller's plan.
+    pub(crate) fn plan(&self, caller: &Caller) -> Result<&Plan, Denied> {
+        static NONE: Plan = Plan::UNLIMITED;
         match &caller.plan {
-            None => Ok(Plan::UNLIMITED),
+            None => Ok(&NONE),
             Some(name) => self
                 .plans
                 .get(name)
-                .copied()
                 .ok_or_else(|| Denied::UnknownPlan { plan: name.clone(), known: self.plans.keys().cloned().collect() }),
         }
     }
 
+    /// Returns an error if the caller's plan does not include the tool.
+    pub(crate) fn check_tool(&self, caller: &Caller, tool: &ToolSpec) -> Result<(), Denied> {
+        if self.plan(caller)?.includes(tool) {
+            return Ok(());
+        }
+        let with = self.plans.iter().filter(|(_, plan)| plan.includes(tool)).map(|(name, _)| name.clone()).collect();
+        Err(Denied::Tool { plan: caller.plan.clone().unwrap_or_default(), tool: tool.name.clone(), with })
+    }
+
     /// Returns the caller's plan, or an error if a batch of this size exceeds it.
-    pub(crate) fn check_batch(&self, caller: &Caller, size: usize) -> Result<Plan, Denied> {
+    pub(crate) fn check_batch(&self, caller: &Caller, size: usize) -> Result<&Plan, Denied> {
         let plan = self.plan(caller)?;
         match plan.batch_max {
             Some(limit) if size > limit => {

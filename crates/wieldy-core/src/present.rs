@@ -4,7 +4,11 @@
 use std::borrow::Cow;
 use std::fmt::Write;
 
+use serde_json::{Value, json};
+
 use crate::call::{Content, ToolResult};
+use crate::error::CallError;
+use crate::trace;
 
 /// Options for writing a result for a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,20 +78,47 @@ pub fn present(result: &ToolResult, how: &Presentation) -> String {
             result.tool, result.status, result.timing.duration_ms
         );
     }
-    if let Some(error) = &result.error {
-        let _ = writeln!(text, "Error {} {}: {}", error.code, error.code.name(), error.message);
-        if let Some(suggestion) = &error.suggestion {
-            let _ = writeln!(text, "Suggestion: {suggestion}");
-        }
-    }
     let body = body(result);
+    let body = cut(&body, how.budget, result.artifact.map(|id| id.to_string()).as_deref());
+    if let Some(error) = &result.error {
+        text.push_str(&present_error(error, &body));
+        text.push('\n');
+    }
     if body.is_empty() {
         return text;
     }
     if result.error.is_some() {
         text.push_str("Output so far:\n");
     }
-    text.push_str(&cut(&body, how.budget, result.artifact.map(|id| id.to_string()).as_deref()));
+    text.push_str(&body);
+    text
+}
+
+/// Maximum bytes of a trace, and of a server's error data, in a model's context.
+const REASON_BYTES_MAX: usize = 2000;
+
+/// Writes an error for a model: its code, what happened, what can be done, and why it failed. A trace that the output
+/// of the call shows already, as it shows a program's standard error, is left out.
+pub fn present_error(error: &CallError, output: &str) -> String {
+    let mut text = format!("Error {error}");
+    if let Some(suggestion) = &error.suggestion {
+        let _ = write!(text, "\nSuggestion: {suggestion}");
+    }
+    if let (Some(data), Some(server)) = (error.details.get("data"), error.details.get("data_from")) {
+        let mut data = data.clone();
+        if let Value::Object(data) = &mut data {
+            data.retain(|key, _| !trace::TRACE_KEYS.contains(&key.as_str()));
+        }
+        if data != json!({}) {
+            let data = shown_in_line(&trace::cut(&data.to_string(), REASON_BYTES_MAX));
+            let _ = write!(text, "\nThe words of {} (not to be trusted): {data}", server.as_str().unwrap_or_default());
+        }
+    }
+    if let Some(trace) = &error.trace
+        && !trace.lines().next().is_some_and(|first| output.contains(first))
+    {
+        let _ = write!(text, "\nTrace:\n    {}", shown(&trace::cut(trace, REASON_BYTES_MAX)));
+    }
     text
 }
 

@@ -12,6 +12,7 @@ use crate::error::{CallError, Code};
 use crate::name::{NameError, ToolName, did_you_mean, near_misses};
 use crate::redact::{Marked, marked, sensitive_names};
 use crate::schema::{Schema, SchemaError};
+use crate::spelling::alias_mistakes;
 use crate::tool::{Provider, SharedTool, ToolSpec};
 
 /// A tool with everything that was checked and compiled when it was registered.
@@ -32,7 +33,7 @@ impl Registered {
         let spec = tool.spec();
         let wrong = |source| RegisterError::Name { tool: shown(&spec.name), source };
         let name = ToolName::new(&spec.name).map_err(wrong)?;
-        for alias in &spec.aliases {
+        for alias in spec.aliases.iter().chain(&spec.weak_aliases) {
             ToolName::new(alias).map_err(wrong)?;
         }
         let unusable = |which, source| RegisterError::Schema { tool: name.to_string(), which, source };
@@ -44,6 +45,9 @@ impl Registered {
         let output = output.map(|raw| if is_ours { Schema::check_output(raw) } else { Schema::compile_output(raw) });
         let output = output.transpose();
         let output = output.map_err(|source| unusable("output", source))?;
+        if let Some(mistake) = alias_mistakes(&spec).into_iter().next() {
+            return Err(RegisterError::ArgumentAlias { tool: name.to_string(), mistake });
+        }
         let (provider, hash) = (spec.provider.to_string().into(), spec.hash());
         // Only now: the checks above guarantee that the schema is not too deep to walk.
         let sensitive = sensitive_names(&spec);
@@ -58,6 +62,11 @@ impl Registered {
     /// Returns the hash of the tool's declaration.
     pub fn hash(&self) -> blake3::Hash {
         self.hash
+    }
+
+    /// Returns the names that mean this tool only while they mean no other.
+    fn short_names(&self) -> impl Iterator<Item = &str> {
+        self.name.short().into_iter().chain(self.spec.weak_aliases.iter().map(String::as_str))
     }
 
     fn is_visible_to(&self, caller: &Caller) -> bool {
@@ -93,6 +102,14 @@ pub enum RegisterError {
         /// The reason.
         #[source]
         source: SchemaError,
+    },
+    /// Another name of an argument cannot be used.
+    #[error("the tool `{tool}` cannot be registered: {mistake}")]
+    ArgumentAlias {
+        /// The tool.
+        tool: String,
+        /// The reason.
+        mistake: String,
     },
     /// A tool of another provider, or another tool of the same provider, already has the name.
     #[error(
@@ -139,7 +156,7 @@ pub enum NotFound {
         /// The advice that goes with the reason.
         advice: Option<String>,
     },
-    /// Several servers have a tool with this short name.
+    /// Several tools have this short name or weak alias.
     #[error("`{name}` could be any of `{}`", candidates.join("`, `"))]
     Ambiguous {
         /// The short name.
@@ -209,7 +226,7 @@ pub struct Registry {
 struct NameTable {
     tools: HashMap<ToolName, Arc<Registered>, RandomState>,
     aliases: HashMap<String, ToolName, RandomState>,
-    /// Short names of qualified tools, each with every tool that has it.
+    /// Short names of qualified tools and weak aliases, each with every tool that has it.
     short: HashMap<String, Vec<ToolName>>,
     /// The servers whose tools are missing, each with the reason.
     missing: HashMap<String, Missing>,
@@ -286,7 +303,7 @@ impl Registry {
         self.generation.subscribe()
     }
 
-    /// Finds a tool by its name, an alias or an unambiguous short name. Finds only tools that the caller may see.
+    /// Finds a tool by its name, an alias, or a short name or weak alias that is unambiguous. Finds only tools that the caller may see.
     pub fn find(&self, name: &str, caller: &Caller) -> Result<Arc<Registered>, NotFound> {
         let names = self.names.read().expect("no code panics while it holds the names");
         if let Some(tool) = names.holder(name).filter(|tool| tool.is_visible_to(caller)) {
@@ -344,8 +361,11 @@ impl NameTable {
 
     fn insert(&mut self, tool: Registered) {
         let name = tool.name.clone();
-        if let Some(short) = name.short() {
-            self.short.entry(short.to_owned()).or_default().push(name.clone());
+        for short in tool.short_names() {
+            let named = self.short.entry(short.to_owned()).or_default();
+            if !named.contains(&name) {
+                named.push(name.clone());
+            }
         }
         self.aliases.extend(tool.spec.aliases.iter().map(|alias| (alias.clone(), name.clone())));
         self.tools.insert(name, Arc::new(tool));
@@ -354,8 +374,10 @@ impl NameTable {
     fn remove(&mut self, name: &str) -> Option<Arc<Registered>> {
         let tool = self.tools.remove(name)?;
         self.aliases.retain(|_, full| *full != tool.name);
-        if let Some(full_names) = tool.name.short().and_then(|short| self.short.get_mut(short)) {
-            full_names.retain(|full| *full != tool.name);
+        for short in tool.short_names() {
+            if let Some(full_names) = self.short.get_mut(short) {
+                full_names.retain(|full| *full != tool.name);
+            }
         }
         Some(tool)
     }

@@ -31,10 +31,14 @@ impl Executor {
             call_id: was.call_id.clone(),
             caller: Arc::new(was.caller.clone()),
             options: Options { rerun: true, ..Options::default() },
+            context: None,
+            metadata: None,
+            notes: None,
         };
-        let flight = Arc::new(Flight::resumed(&was, &call, &engine.recorder));
-        engine.flights.add(Arc::clone(&flight));
         let tool = engine.registry.find(&call.tool, &call.caller);
+        let provider = tool.as_ref().ok().map(|tool| Arc::clone(&tool.provider));
+        let flight = Arc::new(Flight::resumed(&was, &call, provider, &engine.recorder));
+        engine.flights.add(Arc::clone(&flight));
         let repeatable = tool.as_ref().is_ok_and(|tool| tool.spec.annotations.repeatable());
         let may_continue = match was.state {
             CallState::Running { attempt } if repeatable => {
@@ -73,12 +77,15 @@ impl Options {
             deadline,
             silence,
             retries,
+            retry_delay,
+            backoff,
             retry_if,
             priority: _,
             require_confirmation,
             confirmer,
             idempotency_key,
             fresh,
+            read_only,
             limits,
             isolation,
             network,
@@ -89,12 +96,14 @@ impl Options {
             // A client with an idempotency key sends the call again itself: a rerun without the key would be a second
             // run.
             && idempotency_key.is_none()
-            && [timeout, queue_timeout, deadline, silence].into_iter().all(Option::is_none)
+            && [timeout, queue_timeout, deadline, silence, retry_delay].into_iter().all(Option::is_none)
             && retries.is_none()
+            && backoff.is_none()
             && retry_if.is_none()
             && !require_confirmation
             && confirmer.is_none()
             && !fresh
+            && !read_only
             && *limits == ResourceLimits::default()
             && isolation.is_none()
             && network.is_none()

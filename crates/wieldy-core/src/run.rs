@@ -1,19 +1,21 @@
 //! [`Run`]: the interface of a running tool for progress, output, artifacts and programs.
 
 use std::io;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use jiff::Timestamp;
+use serde_json::{Map, Value};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::artifact::{ArtifactId, Artifacts};
+use crate::beside::object_or_empty;
 use crate::build::Inner;
-use crate::call::{Caller, Content, ExecutionId, SandboxRef};
+use crate::call::{Caller, Content, ExecutionId};
 use crate::capture::Capture;
-use crate::confinement::{Command, Confinement, Place, SessionKey};
+use crate::confinement::{Command, Confinement, Place, ResourceLimits, SessionKey};
+use crate::denial_recorder::DenialRecorder;
 use crate::error::{CallError, Code};
 use crate::event::{Body, CallState, Note, Subject};
 use crate::flight::Flight;
@@ -21,7 +23,8 @@ use crate::journal::Recorder;
 use crate::outcome::{Outcome, PassedOn, RunError};
 use crate::program::AgreedProgram;
 use crate::redact::StreamRedactor;
-use crate::sandbox::{Breach, Exit, Level, OutputSink, Sandbox, SandboxError, Stream};
+use crate::sandbox::{Exit, Level, OutputSink, Sandbox, Stream};
+use crate::trace;
 
 /// The shortest time between two progress events with output. Output in between is shown together.
 const OUTPUT_EVERY: Duration = Duration::from_millis(100);
@@ -155,6 +158,17 @@ impl Run {
         &self.state.flight.subject.caller
     }
 
+    /// Returns the call's context: an object that the client or the program claims, empty if there is none. No right may
+    /// depend on it.
+    pub fn context(&self) -> &Map<String, Value> {
+        object_or_empty(self.state.flight.context.as_deref())
+    }
+
+    /// Returns the client's own notes on its request, empty unless the tool [takes them](crate::AnyTool::takes_notes).
+    pub fn notes(&self) -> &Map<String, Value> {
+        object_or_empty(self.state.flight.notes.as_deref())
+    }
+
     /// Returns the confinement of the run: its rights to files, the network and resources.
     pub fn confinement(&self) -> &Confinement {
         &self.state.confinement
@@ -203,7 +217,7 @@ impl Run {
         if let Some(live) = &self.state.destination.live {
             live.write(stream, bytes);
         }
-        flight.capture(bytes, || self.new_capture());
+        flight.capture(stream, bytes, || self.new_capture());
         let mut pending = self.state.pending.lock().expect("no code panics while it holds the text");
         let pending = pending.get_or_insert_with(|| Box::new(PendingOutput::new(flight)));
         if pending.stream != stream {
@@ -289,6 +303,13 @@ impl Run {
         outcome.passed_on.take_if(|passed_on| **passed_on == PassedOn::default() || passed_on.bytes() > inline_max);
     }
 
+    /// Completes the error of this attempt by its trace, without secrets.
+    pub(crate) fn explain(&self, error: &mut CallError) {
+        let flight = &self.state.flight;
+        let stderr = if error.trace.is_none() { flight.stderr() } else { None };
+        trace::complete(error, stderr.as_deref(), &flight.subject.arguments);
+    }
+
     /// Stores a content block as an artifact, and returns a line that says so.
     fn store_block(&self, json: &str, what: &str) -> (Option<ArtifactId>, String) {
         let mut capture = self.new_capture();
@@ -352,8 +373,8 @@ impl Run {
         };
         let flight = &self.state.flight;
         // By the time of a denial the call may be over, so the event belongs to the session.
-        let (tool, caller) = (flight.subject.tool.clone(), Arc::clone(&flight.subject.caller));
-        let subject = Arc::new(Subject { tool, ..Subject::of(caller) });
+        let Subject { tool, provider, caller, .. } = (*flight.subject).clone();
+        let subject = Arc::new(Subject { tool, provider, ..Subject::of(caller) });
         let recorder = Arc::clone(flight.recorder());
         let agreed = flight.agreed.get().cloned();
         Ok(Background { session, sandbox, confinement: self.placed_confinement(), recorder, subject, agreed })
@@ -367,8 +388,10 @@ impl Run {
     /// Reports that a file changed since the session last read it.
     pub fn source_stale(&self, path: &str, previous_hash: &str, current_hash: Option<&str>) {
         let change = if current_hash.is_some() { "changed" } else { "was removed" };
+        let arguments = self.state.flight.subject.arguments.value();
         self.state.flight.record(Body::SourceStale {
             path: path.to_owned(),
+            project_id: arguments.get("project_id").and_then(|id| id.as_str()).map(str::to_owned),
             previous_hash: previous_hash.to_owned(),
             current_hash: current_hash.map(str::to_owned),
             message: format!("`{path}` {change} since this session last read it"),
@@ -434,6 +457,11 @@ impl Background {
         &self.session
     }
 
+    /// Returns the resource limits of the programs.
+    pub fn limits(&self) -> ResourceLimits {
+        self.confinement.limits
+    }
+
     /// Runs a program to its end, or until it is stopped.
     pub async fn execute(
         &self,
@@ -450,51 +478,6 @@ impl Background {
             let _ = recorder.append(&subject, violation, Timestamp::now(), None);
         });
         Ok(denial_recorder.execute(&*self.sandbox, command, &self.confinement, stop).await?)
-    }
-}
-
-/// An output sink that also records an event for each denial.
-struct DenialRecorder<F> {
-    output: Arc<dyn OutputSink>,
-    record: F,
-    /// The number of recorded denials.
-    recorded: AtomicUsize,
-}
-
-impl<F: Fn(Body) + Send + Sync + 'static> DenialRecorder<F> {
-    fn new(output: Arc<dyn OutputSink>, record: F) -> Arc<Self> {
-        Arc::new(Self { output, record, recorded: AtomicUsize::new(0) })
-    }
-
-    async fn execute(
-        self: Arc<Self>,
-        sandbox: &dyn Sandbox,
-        command: &Command,
-        confinement: &Confinement,
-        stop: CancellationToken,
-    ) -> Result<Exit, SandboxError> {
-        let exit = sandbox.execute(command, confinement, Arc::clone(&self) as _, stop).await?;
-        // The denials already recorded while the program ran are the first ones of the list.
-        for breach in exit.breaches.iter().skip(self.recorded.load(Ordering::Acquire)) {
-            self.record(&exit.sandbox, breach);
-        }
-        Ok(exit)
-    }
-
-    fn record(&self, sandbox: &SandboxRef, breach: &Breach) {
-        (self.record)(Body::SandboxViolation { sandbox: sandbox.id.0.clone(), message: breach.to_string() });
-    }
-}
-
-impl<F: Fn(Body) + Send + Sync + 'static> OutputSink for DenialRecorder<F> {
-    fn write(&self, stream: Stream, bytes: &[u8]) {
-        self.output.write(stream, bytes);
-    }
-
-    fn refused(&self, sandbox: &SandboxRef, breach: &Breach) {
-        self.record(sandbox, breach);
-        self.recorded.fetch_add(1, Ordering::AcqRel);
-        self.output.refused(sandbox, breach);
     }
 }
 

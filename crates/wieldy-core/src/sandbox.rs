@@ -2,6 +2,7 @@
 //!
 //! Core decides *what* a run may read, write, reach and use; a backend in `wieldy-sandbox` enforces it.
 
+use std::error::Error;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use crate::call::SandboxRef;
 use crate::confinement::{Command, Confinement, Limit, ResourceLimits, SessionKey};
 use crate::error::{CallError, Code};
+use crate::limits::amount_of;
 
 /// A backend that runs processes at one isolation level. The executor gets one per level when it is built.
 pub trait Sandbox: Send + Sync + 'static {
@@ -36,7 +38,7 @@ pub trait Sandbox: Send + Sync + 'static {
     /// Makes a sandbox that lives until it is destroyed or has been idle for long.
     fn create<'a>(&'a self, _confinement: &'a Confinement) -> BoxFuture<'a, Result<SandboxStatus, SandboxError>> {
         let reason = format!("the isolation level `{}` makes a sandbox for each command and keeps none", self.level());
-        Box::pin(async { Err(SandboxError::Creation { reason }) })
+        Box::pin(async { Err(SandboxError::creation_because(reason)) })
     }
 
     /// Returns the existing sandboxes.
@@ -292,8 +294,8 @@ pub struct Usage {
     pub read_bytes: u64,
     /// Bytes written to disks.
     pub written_bytes: u64,
-    /// The highest number of processes and threads at once.
-    pub processes_peak: u64,
+    /// The highest number of processes and threads at once, if the level can count them.
+    pub processes_peak: Option<u64>,
     /// The time from the start of the first process to the end of the last.
     pub wall_ms: f64,
 }
@@ -303,14 +305,18 @@ pub struct Usage {
 #[serde(transparent)]
 pub struct SandboxId(pub String);
 
-/// The reason why a process could not be run in a sandbox.
+/// The reason why a process could not be run in a sandbox. It displays without its cause; [`SandboxError::message`] returns
+/// both.
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
     /// The sandbox could not be made.
-    #[error("cannot make a sandbox: {reason}")]
+    #[error("cannot make a sandbox{}", after_colon(reason))]
     Creation {
-        /// The reason.
+        /// The reason, or the step that failed if there is a cause. Empty if the cause says everything.
         reason: String,
+        /// The cause.
+        #[source]
+        source: Option<Cause>,
     },
     /// The level does not work on this machine.
     #[error("the isolation level `{level}` does not work here: {problem}")]
@@ -340,17 +346,62 @@ pub enum SandboxError {
         path: std::path::PathBuf,
     },
     /// The sandbox ended before the process did.
-    #[error("the sandbox ended unexpectedly: {reason}")]
+    #[error("the sandbox ended unexpectedly{}", after_colon(reason))]
     Crashed {
-        /// The observed symptom.
+        /// The observed symptom, or the step that failed if there is a cause.
         reason: String,
+        /// The cause.
+        #[source]
+        source: Option<Cause>,
     },
 }
 
+type Cause = Box<dyn Error + Send + Sync>;
+
 impl SandboxError {
+    /// Returns the error for a step of making a sandbox that failed.
+    pub fn creation(doing: impl Into<String>, cause: impl Into<Cause>) -> Self {
+        Self::Creation { reason: doing.into(), source: Some(cause.into()) }
+    }
+
+    /// Returns the error for a sandbox that was not made because of another error, which says everything.
+    pub fn creation_from(cause: impl Into<Cause>) -> Self {
+        Self::creation("", cause)
+    }
+
+    /// Returns the error for a sandbox that was not made for a reason that is no other error.
+    pub fn creation_because(reason: impl Into<String>) -> Self {
+        Self::Creation { reason: reason.into(), source: None }
+    }
+
+    /// Returns the error for a step of a run that failed because the sandbox ended.
+    pub fn crashed(doing: impl Into<String>, cause: impl Into<Cause>) -> Self {
+        Self::Crashed { reason: doing.into(), source: Some(cause.into()) }
+    }
+
+    /// Returns the error for a sandbox that ended for a reason that is no other error.
+    pub fn crashed_because(reason: impl Into<String>) -> Self {
+        Self::Crashed { reason: reason.into(), source: None }
+    }
+
     /// Returns the error for an unknown sandbox id.
     pub fn missing(id: &SandboxId) -> Self {
-        Self::Creation { reason: format!("there is no sandbox `{}`; it was destroyed, or never made", id.0) }
+        Self::creation_because(format!("there is no sandbox `{}`; it was destroyed, or never made", id.0))
+    }
+
+    /// Returns the error and all its causes for a person, such as "cannot make a sandbox: limiting a cgroup: permission
+    /// denied".
+    pub fn message(&self) -> String {
+        with_causes(self.to_string(), self.source())
+    }
+
+    /// Returns the message without the words that all errors of its kind begin with, such as "limiting a cgroup: permission
+    /// denied".
+    pub fn reason(&self) -> String {
+        match self {
+            Self::Creation { reason, .. } | Self::Crashed { reason, .. } => with_causes(reason.clone(), self.source()),
+            Self::Unavailable { .. } | Self::Start { .. } | Self::NotShown { .. } => self.message(),
+        }
     }
 
     /// Returns true if nothing was started.
@@ -362,6 +413,21 @@ impl SandboxError {
     pub fn is_crash(&self) -> bool {
         matches!(self, Self::Crashed { .. })
     }
+}
+
+/// Appends the texts of a chain of causes.
+fn with_causes(mut text: String, mut cause: Option<&(dyn Error + 'static)>) -> String {
+    while let Some(error) = cause {
+        let separator = if text.is_empty() { "" } else { ": " };
+        text = format!("{text}{separator}{error}");
+        cause = error.source();
+    }
+    text
+}
+
+/// Returns the text after a colon, or nothing if it is empty.
+fn after_colon(text: &str) -> String {
+    if text.is_empty() { String::new() } else { format!(": {text}") }
 }
 
 impl Overrun {
@@ -387,43 +453,38 @@ impl Overrun {
         }
     }
 
-    /// Formats an amount of the limited resource with its unit. Bytes are shown in MiB too.
     fn amount(&self, amount: u64) -> String {
-        if !self.limit.is_in_bytes() {
-            return amount.to_string();
-        }
-        format!("{:.1} MiB ({amount} bytes)", amount as f64 / f64::from(1 << 20))
+        amount_of(self.limit.as_str(), amount)
     }
 }
 
 impl From<SandboxError> for CallError {
     fn from(error: SandboxError) -> Self {
+        let message = error.message();
         match &error {
-            SandboxError::Creation { .. } => CallError::new(Code::SandboxCreationFailed, error.to_string()),
-            SandboxError::Unavailable { level, hint, .. } => {
-                CallError::new(Code::SandboxCreationFailed, error.to_string())
-                    .suggest(hint.as_str())
-                    .detail("level", level.as_str())
-            }
+            SandboxError::Creation { .. } => CallError::new(Code::SandboxCreationFailed, message),
+            SandboxError::Unavailable { level, hint, .. } => CallError::new(Code::SandboxCreationFailed, message)
+                .suggest(hint.as_str())
+                .detail("level", level.as_str()),
             SandboxError::Start { program, source } => {
                 let code = match source.kind() {
                     std::io::ErrorKind::NotFound => Code::FileNotFound,
                     _ => Code::SandboxCreationFailed,
                 };
-                CallError::new(code, format!("{error}: {source}"))
+                CallError::new(code, message)
                     .suggest(format!("check that `{program}` is installed and may be executed"))
                     .detail("program", program.as_str())
             }
             SandboxError::NotShown { program, path } => {
                 let path = path.display().to_string();
-                CallError::new(Code::FilesystemPolicyViolation, error.to_string())
+                CallError::new(Code::FilesystemPolicyViolation, message)
                     .suggest(
                         "an operator adds the folder to `sandbox.mounts`, or sets `sandbox.toolchains` for a toolchain in the home folder",
                     )
                     .detail("program", program.as_str())
                     .detail("path", path)
             }
-            SandboxError::Crashed { .. } => CallError::new(Code::SandboxCrashed, error.to_string()),
+            SandboxError::Crashed { .. } => CallError::new(Code::SandboxCrashed, message),
         }
     }
 }
@@ -431,6 +492,37 @@ impl From<SandboxError> for CallError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_cause_of_an_error_is_its_source_and_part_of_its_message() {
+        let denied = || std::io::Error::from(std::io::ErrorKind::PermissionDenied);
+        for (error, reason, message) in [
+            (
+                SandboxError::creation("limiting a cgroup", denied()),
+                "limiting a cgroup: permission denied",
+                "cannot make a sandbox: limiting a cgroup: permission denied",
+            ),
+            (SandboxError::creation_from(denied()), "permission denied", "cannot make a sandbox: permission denied"),
+            (
+                SandboxError::crashed("`ls` was lost", denied()),
+                "`ls` was lost: permission denied",
+                "the sandbox ended unexpectedly: `ls` was lost: permission denied",
+            ),
+            (
+                SandboxError::Start { program: "ls".into(), source: denied() },
+                "cannot start `ls`: permission denied",
+                "cannot start `ls`: permission denied",
+            ),
+        ] {
+            let cause = error.source().and_then(|cause| cause.downcast_ref::<std::io::Error>()).unwrap();
+            assert_eq!(cause.kind(), std::io::ErrorKind::PermissionDenied);
+            assert_eq!((error.reason().as_str(), error.message().as_str()), (reason, message));
+            assert_eq!(CallError::from(error).message, message);
+        }
+        let error = SandboxError::creation_because("it was stopped");
+        assert!(error.source().is_none());
+        assert_eq!(error.message(), "cannot make a sandbox: it was stopped");
+    }
 
     #[test]
     fn an_exceeded_limit_names_its_owner_and_the_usage() {

@@ -289,7 +289,10 @@ impl Executor {
     }
 
     /// Begins a batch in the background. Returns its id and a future of its result. Must be called in a tokio runtime.
-    pub fn spawn_batch(&self, batch: Batch) -> (BatchId, impl Future<Output = Result<BatchResult, CallError>>) {
+    pub fn spawn_batch(
+        &self,
+        batch: Batch,
+    ) -> (BatchId, impl Future<Output = Result<BatchResult, CallError>> + Send + use<>) {
         let flight = Arc::new(BatchFlight::new(Arc::clone(&batch.caller)));
         let (executor, id) = (self.clone(), flight.id);
         self.inner.flights.add_batch(Arc::clone(&flight));

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::attempt::RetryPolicy;
 use crate::call::Call;
-use crate::clock::Clocks;
+use crate::clock::{Clocks, TIMEOUT_MAX};
 use crate::confinement::{Confinement, ResourceLimits};
 use crate::error::{CallError, Code};
 use crate::executor::Executor;
@@ -37,6 +37,11 @@ impl Executor {
         if let Some(name) = zero.chain(options.limits.zeroes()).next() {
             return Err(Violations::one("", format!("the option `{name}` is 0, so nothing could ever run")).into());
         }
+        if options.read_only && !spec.annotations.read_only {
+            let message = format!("`{}` may change something, and this call may only read", tool.name);
+            return Err(CallError::new(Code::PermissionDenied, message)
+                .suggest("call it by itself, so that it is judged and shown on its own"));
+        }
         let level = options.isolation.unwrap_or(engine.isolation);
         if !level.is_at_least(engine.isolation) {
             return Err(CallError::new(
@@ -54,25 +59,28 @@ impl Executor {
         let learnt = engine.timings.as_ref().and_then(|timings| timings.timeout(&tool.name));
         let mut retry = spec.retry.unwrap_or(engine.retry);
         retry.retries = options.retries.or(spec.retries).unwrap_or(retry.retries);
+        retry.backoff = options.backoff.or(spec.backoff).unwrap_or(retry.backoff);
+        if let Some(delay) = options.retry_delay.or(spec.retry_delay) {
+            let delay = delay.min(TIMEOUT_MAX);
+            // The cap must not shorten the first delay that was asked for.
+            (retry.base, retry.cap) = (delay, retry.cap.max(delay));
+        }
         Ok(Terms {
             clocks: Clocks::new(options, spec, &engine.clocks, learnt, flight.opened),
             retry,
             level,
-            confinement: self.confinement(call, tool),
+            confinement: self.confinement(call, tool)?,
         })
     }
 
-    fn confinement(&self, call: &Call, tool: &Registered) -> Option<Arc<Confinement>> {
+    fn confinement(&self, call: &Call, tool: &Registered) -> Result<Option<Arc<Confinement>>, CallError> {
         let (own, options) = (&self.inner.confinement, &call.options);
-        let unsaid = ResourceLimits::default();
-        if options.network.is_none() && options.limits == unsaid && tool.spec.limits == unsaid {
-            return None;
+        let asks_for_nothing = options.network.is_none() && options.limits == ResourceLimits::NONE;
+        if asks_for_nothing && self.has_usual_limits(&call.caller, tool) {
+            return Ok(None);
         }
-        // The tool's registered limits replace the executor's limits for all tools. A call may only ask for less than
-        // that.
-        let granted = tool.spec.limits.or(own.limits).within(self.inner.limits_max);
-        let limits = options.limits.within(granted);
+        let limits = self.limits_of_call(&call.caller, tool, &options.limits)?;
         let network = options.network.clone().unwrap_or_else(|| own.network.clone());
-        Some(Arc::new(Confinement { network, limits, ..Confinement::clone(own) }))
+        Ok(Some(Arc::new(Confinement { network, limits, ..Confinement::clone(own) })))
     }
 }

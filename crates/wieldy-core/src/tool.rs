@@ -1,5 +1,6 @@
 //! Tools: their declaration ([`ToolSpec`]), the trait to implement ([`Tool`]) and the registry's form ([`AnyTool`]).
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::attempt::RetryPolicy;
+use crate::attempt::{Backoff, RetryPolicy};
 use crate::confinement::{Confinement, ResourceLimits};
 use crate::input::Input;
 use crate::outcome::{Outcome, RunError};
@@ -54,6 +55,13 @@ pub trait Tool: Send + Sync + 'static {
         vec![thing.to_owned()]
     }
 
+    /// Returns the arguments that have a usual spelling which differs from the given one, each with that spelling: for
+    /// an absolute path inside the workspace, the relative one. Called when a call is opened, before anything of it is
+    /// recorded, so it should be fast and look at no file.
+    fn respell(&self, _arguments: &Value, _confinement: &Confinement) -> Vec<(String, String)> {
+        Vec::new()
+    }
+
     /// Describes the program that a call would start. Asked before a person confirms, and again directly before the
     /// program starts: the call is refused if the answers differ. A tool that starts no program returns `None`.
     fn program(
@@ -78,6 +86,11 @@ pub trait AnyTool: Send + Sync + 'static {
         vec![thing.to_owned()]
     }
 
+    /// Returns the arguments that have a usual spelling which differs from the given one, each with that spelling.
+    fn respell(&self, _arguments: &Value, _confinement: &Confinement) -> Vec<(String, String)> {
+        Vec::new()
+    }
+
     /// Describes the program that a call with these arguments would start.
     fn program<'a>(
         &'a self,
@@ -85,6 +98,11 @@ pub trait AnyTool: Send + Sync + 'static {
         _confinement: &'a Confinement,
     ) -> BoxFuture<'a, Result<Option<Program>, RunError>> {
         Box::pin(async { Ok(None) })
+    }
+
+    /// Returns true if the tool passes on the client's own notes, [`Run::notes`].
+    fn takes_notes(&self) -> bool {
+        false
     }
 
     /// Runs the tool once.
@@ -102,6 +120,10 @@ impl<T: Tool> AnyTool for T {
 
     fn names_of(&self, thing: &str, confinement: &Confinement) -> Vec<String> {
         Tool::names_of(self, thing, confinement)
+    }
+
+    fn respell(&self, arguments: &Value, confinement: &Confinement) -> Vec<(String, String)> {
+        Tool::respell(self, arguments, confinement)
     }
 
     fn program<'a>(
@@ -194,6 +216,9 @@ pub struct ToolSpec {
     pub constraints: Constraints,
     /// The resource limits of its processes.
     pub limits: ResourceLimits,
+    /// The most that a call may ask for.
+    #[serde(skip_serializing_if = "ResourceLimits::is_empty")]
+    pub limits_max: ResourceLimits,
     /// The scopes of the callers that see it; empty means all callers.
     pub agent_scopes: Vec<String>,
     /// The cache policy for its answers; no caching if `None`.
@@ -202,12 +227,26 @@ pub struct ToolSpec {
     pub retry: Option<RetryPolicy>,
     /// The number of times that a failed run is repeated, with the delays of `retry` or of the executor.
     pub retries: Option<u32>,
+    /// The delay before the first retry, instead of that of `retry` or of the executor.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retry_delay: Option<Duration>,
+    /// The growth of the delays, instead of that of `retry` or of the executor.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub backoff: Option<Backoff>,
     /// Arguments that must not be written down anywhere.
     pub sensitive: Vec<String>,
     /// The arguments that name things it reads or writes; unknown if `None`.
     pub footprint: Option<Footprint>,
     /// Other names by which it can be called.
     pub aliases: Vec<String>,
+    /// Other names by which it can be called while no other tool has them. A tool of the very name goes first, and if
+    /// it is also the short name of a server's tool, a call must use a full name.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub weak_aliases: Vec<String>,
+    /// Other names of its arguments, each with the real name. They are not in the schema, and are replaced when a call
+    /// is opened.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub argument_aliases: BTreeMap<String, String>,
     /// The origin of the tool.
     pub provider: Provider,
 }
@@ -228,13 +267,18 @@ impl ToolSpec {
             requires_confirmation: false,
             constraints: Constraints::default(),
             limits: ResourceLimits::default(),
+            limits_max: ResourceLimits::default(),
             agent_scopes: Vec::new(),
             cache: None,
             retry: None,
             retries: None,
+            retry_delay: None,
+            backoff: None,
             sensitive: Vec::new(),
             footprint: None,
             aliases: Vec::new(),
+            weak_aliases: Vec::new(),
+            argument_aliases: BTreeMap::new(),
             provider: Provider::Local,
         }
     }
@@ -313,6 +357,20 @@ impl ToolSpec {
     #[must_use]
     pub fn alias(mut self, name: &str) -> Self {
         self.aliases.push(name.to_owned());
+        self
+    }
+
+    /// Adds another name by which it can be called while no other tool has that name.
+    #[must_use]
+    pub fn weak_alias(mut self, name: &str) -> Self {
+        self.weak_aliases.push(name.to_owned());
+        self
+    }
+
+    /// Adds another name for an argument.
+    #[must_use]
+    pub fn argument_alias(mut self, alias: &str, argument: &str) -> Self {
+        self.argument_aliases.insert(alias.to_owned(), argument.to_owned());
         self
     }
 

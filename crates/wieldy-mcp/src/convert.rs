@@ -13,7 +13,9 @@ use rmcp::model::{
     ToolAnnotations,
 };
 use serde_json::{Map, Value, json};
-use wieldy_core::{ArtifactId, CallError, Category, Code, Content, PassedOn, Provider, ToolResult, ToolSpec};
+use wieldy_core::{
+    ArtifactId, CallError, Category, Code, Content, PassedOn, Provider, ToolResult, ToolSpec, present_error,
+};
 
 /// The `_meta` key of the execution id of the call.
 pub(crate) const META_EXECUTION: &str = "wieldy/execution";
@@ -170,8 +172,8 @@ fn one_text(
     };
     let text = match failure {
         None => output,
-        Some(error) if output.is_empty() => error_text(error),
-        Some(error) => format!("{}\nOutput so far:\n{output}", error_text(error)),
+        Some(error) if output.is_empty() => present_error(error, ""),
+        Some(error) => format!("{}\nOutput so far:\n{output}", present_error(error, &output)),
     };
     // Some clients treat an answer without blocks as a mistake, and their models get nothing.
     let text = if text.is_empty() && blocks.is_empty() { EMPTY.to_owned() } else { text };
@@ -186,22 +188,16 @@ fn one_text(
 pub(crate) fn broken(result: &ToolResult) -> Option<ErrorData> {
     let error = result.error.as_ref()?;
     let is_broken = error.code.category() == Category::RuntimeError || error.code == Code::UpstreamProtocolError;
-    is_broken.then(|| ErrorData::internal_error(error_text(error), Some(json!(error))))
+    is_broken.then(|| ErrorData::internal_error(present_error(error, ""), Some(json!(error))))
 }
 
 /// Returns an error that belongs to no recorded call.
 pub(crate) fn refusal(error: &CallError) -> CallToolResult {
-    let mut answer = CallToolResult::error(vec![ContentBlock::text(error_text(error))]);
+    let mut answer = CallToolResult::error(vec![ContentBlock::text(present_error(error, ""))]);
     let mut meta = MetaObject::new();
     meta.insert(META_ERROR.into(), json!(error));
     answer.meta = Some(meta);
     answer
-}
-
-/// Writes an error for a model: its code, what happened, and what can be done.
-fn error_text(error: &CallError) -> String {
-    let suggestion = error.suggestion.as_ref().map(|suggestion| format!("\nSuggestion: {suggestion}"));
-    format!("Error {error}{}", suggestion.unwrap_or_default())
 }
 
 /// Returns the URI under which clients read an artifact.

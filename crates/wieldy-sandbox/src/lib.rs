@@ -22,6 +22,7 @@
 //! | `pool.rs` | the sandboxes of a level: each built once by the first call that needs it; idle ones are evicted |
 //! | `disk_quota.rs` | bytes and files that all calls of a session may write together |
 //! | `limits.rs` | usage of a command, and the limit that it passed |
+//! | `machine.rs` | the processors and memory of this machine |
 //! | `state_dir.rs` | the folder of an executor's containers and guests; removes those of dead executors |
 //!
 //! | file tree of a sandbox | |
@@ -69,6 +70,7 @@ mod probe;
 
 mod disk_quota;
 mod limits;
+mod machine;
 mod pool;
 mod state_dir;
 
@@ -97,6 +99,7 @@ pub use levels::none::Unconfined;
 pub use levels::oci::{Oci, OciOptions, OciProblem, OciVersion, Rootfs};
 pub use levels::sweep;
 pub use levels::unavailable::Unavailable;
+pub use machine::machine;
 pub use pool::IdleLimits;
 pub use probe::{Holds, ProbeOptions, ProbeState, Probed, Report, probe};
 pub use supervise::socket::{EarlyForkServer, finish};

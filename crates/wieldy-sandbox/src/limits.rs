@@ -28,7 +28,7 @@ pub(crate) fn usage(seen: Usage, used: &Used) -> Usage {
     Usage {
         cpu_ms: used.cpu_us.map_or(seen.cpu_ms, |us| us as f64 / 1e3),
         memory_peak_bytes: peak(seen.memory_peak_bytes, used.memory_peak_bytes),
-        processes_peak: peak(seen.processes_peak, used.processes_peak).max(1),
+        processes_peak: Some(peak(seen.processes_peak.unwrap_or(0), used.processes_peak).max(1)),
         read_bytes: seen.read_bytes.max(used.bytes_read.unwrap_or(0)),
         ..seen
     }
@@ -41,7 +41,7 @@ pub(crate) fn measured(report: &RunReport) -> Usage {
         memory_peak_bytes: report.memory_peak_kib * 1024,
         read_bytes: report.blocks_read * BLOCK_BYTES,
         written_bytes: report.blocks_written * BLOCK_BYTES,
-        processes_peak: report.processes_peak,
+        processes_peak: Some(report.processes_peak),
         wall_ms: report.wall_us as f64 / 1e3,
     }
 }
@@ -119,10 +119,10 @@ mod tests {
 
     #[test]
     fn a_peak_unknown_to_the_kernel_is_the_largest_observed_value() {
-        let seen = Usage { memory_peak_bytes: 50, processes_peak: 4, ..Usage::default() };
+        let seen = Usage { memory_peak_bytes: 50, processes_peak: Some(4), ..Usage::default() };
         let of = |memory, processes| {
             let usage = usage(seen, &Used { memory_peak_bytes: memory, processes_peak: processes, ..Used::default() });
-            (usage.memory_peak_bytes, usage.processes_peak)
+            (usage.memory_peak_bytes, usage.processes_peak.unwrap())
         };
         let exactly = |value| Some(Peak { least: value, most: Some(value) });
         assert_eq!(of(exactly(70), exactly(3)), (70, 3));

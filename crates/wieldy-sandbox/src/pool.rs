@@ -113,7 +113,7 @@ impl<B: Backend> Pool<B> {
                     self.end_surplus().await;
                     return Ok(status);
                 }
-                (Place::Sandbox(_), Some(reason)) => return Err(SandboxError::Creation { reason: reason.into() }),
+                (Place::Sandbox(_), Some(reason)) => return Err(SandboxError::creation_because(reason)),
                 (Place::Sandbox(id), None) => Some(self.find(id)?.1),
                 (Place::Own, _) => None,
             };
@@ -177,7 +177,7 @@ impl<B: Backend> Pool<B> {
         let is_gone = !lease.is_alive();
         if is_gone {
             ran = ran.map_err(|error| match error {
-                SandboxError::Creation { reason } => SandboxError::Crashed { reason },
+                SandboxError::Creation { reason, source } => SandboxError::Crashed { reason, source },
                 error => error,
             });
         }
@@ -199,7 +199,7 @@ impl<B: Backend> Pool<B> {
         drop(running);
         match live.record().ended_because.get() {
             Some(reason) if !ran.as_ref().is_ok_and(|ran| ran.exit.ended == Ended::Code(0)) => {
-                Err(SandboxError::Crashed { reason: reason.clone() })
+                Err(SandboxError::crashed_because(reason))
             }
             _ => ran,
         }
@@ -334,7 +334,7 @@ async fn unless_stopped<B: Backend, T>(
     let Some(reason) = B::STOPPED_WHILE_BUILT else { return sandbox.await };
     tokio::select! {
         biased;
-        () = stop.cancelled() => Err(SandboxError::Creation { reason: reason.into() }),
+        () = stop.cancelled() => Err(SandboxError::creation_because(reason)),
         sandbox = sandbox => sandbox,
     }
 }
@@ -427,7 +427,7 @@ fn of_another_shape(id: &SandboxId) -> SandboxError {
         "the sandbox `{}` was made for another workspace, other files or another network than this call asks for",
         id.0
     );
-    SandboxError::Creation { reason }
+    SandboxError::creation_because(reason)
 }
 
 fn no_longer_intact(id: &SandboxId) -> SandboxError {
@@ -435,7 +435,7 @@ fn no_longer_intact(id: &SandboxId) -> SandboxError {
         "a file that the sandbox `{}` hides or protects was replaced on the machine; destroy the sandbox and make a new one",
         id.0
     );
-    SandboxError::Creation { reason }
+    SandboxError::creation_because(reason)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -543,7 +543,7 @@ mod tests {
     }
 
     fn failure() -> SandboxError {
-        SandboxError::Creation { reason: "no".into() }
+        SandboxError::creation_because("no")
     }
 
     #[tokio::test]

@@ -105,6 +105,7 @@ const TABLES: &[CopiedTable] = &[
             ("usage_json", 't'),
             ("metadata_json", 't'),
             ("workspace", 't'),
+            ("provider", 't'),
             ("instance", 'i'),
         ],
     },
@@ -120,6 +121,7 @@ const TABLES: &[CopiedTable] = &[
             ("expires_at", '@'),
         ],
     },
+    CopiedTable { name: "metadata_entries", columns: &[("entry", 'b'), ("execution", 'i')] },
     CopiedTable {
         name: "heads",
         columns: &[("seq", 'i'), ("hash", 'b'), ("at", '@'), ("key", 't'), ("signature", 'b')],

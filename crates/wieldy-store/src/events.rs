@@ -3,9 +3,11 @@
 use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::Value as Json;
+use wieldy_core::{Severity, complete_event_data};
 
 use crate::database::Database;
 use crate::error::StoreError;
+use crate::projection::CallRow;
 use crate::query::{Cursor, Query, find_rows};
 
 /// A recorded event of a call.
@@ -17,8 +19,21 @@ pub struct RecordedEvent {
     pub at: Timestamp,
     /// The event's name.
     pub name: String,
+    /// How serious the event is.
+    pub severity: Severity,
     /// The event's facts.
     pub data: Json,
+}
+
+impl RecordedEvent {
+    /// Returns an event of a call that was accepted at `started_at`, with the facts that are not stored. Times are in
+    /// microseconds.
+    pub(crate) fn new(seq: i64, at: i64, started_at: i64, name: &str, mut data: Json) -> Self {
+        let severity = Severity::of(name, &data);
+        complete_event_data(name, &mut data, (at - started_at).max(0) as f64 / 1000.0);
+        let at = Timestamp::from_microsecond(at).unwrap_or_default();
+        Self { seq, at, name: name.to_owned(), severity, data }
+    }
 }
 
 /// An event with the call that it belongs to.
@@ -60,12 +75,12 @@ const CALLS_AT_ONCE: usize = 50;
 /// Maximum number of characters of an event's facts that are returned whole.
 const DATA_CHARS_MAX: usize = 16 * 1024;
 
-/// Finds up to `limit` events whose names are `wanted`, those of the latest call first.
+/// Finds up to `limit` events that are `wanted`, those of the latest call first.
 pub(crate) fn find(
     database: &mut dyn Database,
     query: &Query,
     from: Option<EventCursor>,
-    wanted: &dyn Fn(&str) -> bool,
+    wanted: &dyn Fn(&RecordedEvent) -> bool,
     limit: usize,
 ) -> Result<(Vec<CallEvent>, Option<EventCursor>), StoreError> {
     let (mut entries, mut looked_at) = (Vec::new(), 0);
@@ -77,7 +92,7 @@ pub(crate) fn find(
             let after = from.filter(|from| from.call == call.id).map_or(0, |from| from.seq);
             let mut seq = after;
             // One event more than the limit shows that there are more.
-            while let Some(recorded) = next_events(database, call.id, &mut seq, wanted, limit + 1 - entries.len())? {
+            while let Some(recorded) = next_events(database, call, &mut seq, wanted, limit + 1 - entries.len())? {
                 entries.extend(recorded.into_iter().map(|event| {
                     let (execution, tool) = (call.execution_id.clone(), call.tool.clone());
                     (call.id, CallEvent { execution, tool, event })
@@ -102,9 +117,9 @@ pub(crate) fn find(
 /// Reads the next events of a call, advances `seq`, and returns the wanted ones; `None` at the end.
 fn next_events(
     database: &mut dyn Database,
-    call: i64,
+    call: &CallRow,
     seq: &mut i64,
-    wanted: &dyn Fn(&str) -> bool,
+    wanted: &dyn Fn(&RecordedEvent) -> bool,
     count: usize,
 ) -> Result<Option<Vec<RecordedEvent>>, StoreError> {
     // Facts can have megabytes, such as the content of a file that was written.
@@ -114,13 +129,13 @@ fn next_events(
     );
     let count = i64::try_from(count).unwrap_or(i64::MAX);
     let (mut recorded, mut read) = (Vec::new(), 0);
-    database.query(&sql, &[call.into(), (*seq).into(), count.into()], &mut |row| {
-        let (name, data) = (row.text(2)?.to_owned(), row.text(3)?);
+    database.query(&sql, &[call.id.into(), (*seq).into(), count.into()], &mut |row| {
+        let data = row.text(3)?;
         (*seq, read) = (row.int(0)?, read + 1);
-        if wanted(&name) {
-            let data = serde_json::from_str(data).unwrap_or_else(|_| Json::String(format!("{data}…")));
-            let at = Timestamp::from_microsecond(row.int(1)?).unwrap_or_default();
-            recorded.push(RecordedEvent { seq: *seq, at, name, data });
+        let data = serde_json::from_str(data).unwrap_or_else(|_| Json::String(format!("{data}…")));
+        let event = RecordedEvent::new(*seq, row.int(1)?, call.started_at, row.text(2)?, data);
+        if wanted(&event) {
+            recorded.push(event);
         }
         Ok(())
     })?;

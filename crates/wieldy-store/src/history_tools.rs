@@ -1,5 +1,6 @@
 //! The tools by which an agent queries its own earlier calls in the same workspace, and no others.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -16,6 +17,8 @@ use crate::store::Store;
 /// The default and the maximum number of calls in one answer.
 const LIMIT_DEFAULT: usize = 10;
 const LIMIT_MAX: usize = 50;
+/// Maximum number of entries of metadata in one question.
+const METADATA_MAX: usize = 16;
 /// Maximum number of bytes of a call's line. The structured result has all of it.
 const LINE_BYTES_MAX: usize = 500;
 
@@ -45,15 +48,38 @@ struct SearchArgs {
     status: Option<Status>,
     /// Only calls of this session.
     session: Option<String>,
+    /// Only calls of tools of this provider: `builtin`, `local`, `command`, or `mcp:NAME` of an MCP server.
+    provider: Option<String>,
     /// Words that all occur in the tool's name, the arguments or the error.
     text: Option<String>,
     /// Only calls since a time such as `2026-11-16T08:00:00Z`, or a time back from now such as `2h`.
     since: Option<String>,
+    /// Entries of the metadata that your client sent with the calls, such as `{"run": 5}`; all must be there.
+    metadata: Option<BTreeMap<String, Scalar>>,
     /// Maximum number of calls, the latest first: 10 by default, at most 50.
     #[schemars(range(min = 1, max = 50))]
     limit: Option<usize>,
     /// The cursor of the last answer, to read on.
     cursor: Option<i64>,
+}
+
+/// A value in metadata.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(untagged)]
+enum Scalar {
+    Text(String),
+    Number(serde_json::Number),
+    Truth(bool),
+}
+
+impl std::fmt::Display for Scalar {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Text(text) => f.write_str(text),
+            Self::Number(number) => number.fmt(f),
+            Self::Truth(truth) => truth.fmt(f),
+        }
+    }
 }
 
 /// Filters for calls; all are optional.
@@ -93,7 +119,9 @@ impl Tool for HistorySearch {
             tool: args.tool,
             status: args.status,
             session: args.session,
+            provider: args.provider,
             text: args.text,
+            metadata: entries(args.metadata)?,
             since: parse_time(args.since.as_deref())?,
             cursor: args.cursor.map(crate::query::Cursor),
             ..own_calls(run)?
@@ -129,6 +157,15 @@ impl Tool for HistoryStats {
         let text = if lines.is_empty() { "[no call fits]".to_owned() } else { lines.join("\n") };
         Ok(Outcome::text(text).structured(json!({ "stats": stats })))
     }
+}
+
+/// Returns the wanted entries of metadata.
+fn entries(wanted: Option<BTreeMap<String, Scalar>>) -> Result<Vec<(String, String)>, RunError> {
+    let wanted = wanted.unwrap_or_default();
+    if wanted.len() > METADATA_MAX {
+        return Err(RunError::invalid_input(format!("`metadata` has at most {METADATA_MAX} entries")));
+    }
+    Ok(wanted.into_iter().map(|(name, value)| (name, value.to_string())).collect())
 }
 
 /// Returns a call in one line, for a model.

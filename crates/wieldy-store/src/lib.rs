@@ -3,8 +3,8 @@
 //! [`Store`] is a history at an address. [`Store::journal`] opens the [`Journal`](wieldy_core::Journal) that an
 //! executor writes.
 //!
-//! In reading order: `hash_chain` defines records and how they are chained; `record_to_row`, `projection` and
-//! `histogram` project them to table rows. `journal` takes the events of an executor and puts them into the `queue`;
+//! In reading order: `hash_chain` defines records and how they are chained; `record_to_row`, `projection`, `metadata`
+//! and `histogram` project them to table rows. `journal` takes the events of an executor and puts them into the `queue`;
 //! `wal` is its write-ahead log, and `wal_writer` the thread that writes it; `committer` is the thread that commits to
 //! the database, `claim` has the claims of idempotency keys. `recovery` closes the calls of dead executors, and returns the results that
 //! clients may still ask for (table `answers`). `query` and
@@ -15,6 +15,7 @@
 mod hash_chain;
 
 mod histogram;
+mod metadata;
 mod projection;
 mod record_to_row;
 
@@ -29,6 +30,7 @@ mod wal_writer;
 
 mod recovery;
 
+mod cursor;
 mod events;
 mod history_tools;
 mod log_tools;

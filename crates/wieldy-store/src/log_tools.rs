@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use wieldy_core::{ExecutionId, Outcome, Run, RunError, Tool, ToolSpec};
+use wieldy_core::{ExecutionId, Outcome, Run, RunError, Severity, Tool, ToolSpec};
 
-use crate::events::{CallEvent, EventCursor};
+use crate::events::{CallEvent, EventCursor, RecordedEvent};
 use crate::history_tools::{StatsArgs, group_by, own_calls, parse_time, run_query, spec, summary, truncate_line};
 use crate::query::Query;
 use crate::store::Store;
@@ -52,15 +52,12 @@ enum Level {
 }
 
 impl Level {
-    /// Returns the level of an event by its name.
-    fn of(name: &str) -> Self {
-        match name {
-            "tool.call.failure" | "tool.call.timeout" => Self::Error,
-            "tool.call.warning" | "tool.call.cancelled" | "tool.retry.attempt" | "tool.retry.exhausted" => Self::Warn,
-            "sandbox.violation" | "source.stale" | "tool.definition.changed" => Self::Warn,
-            "tool.call.success" | "tool.retry.success" | "tool.call.task" | "tool.call.pending" => Self::Info,
-            "tool.call.confirmation.requested" | "tool.call.confirmation.received" => Self::Info,
-            _ => Self::Debug,
+    fn of(event: &RecordedEvent) -> Self {
+        match event.severity {
+            Severity::Debug => Self::Debug,
+            Severity::Info => Self::Info,
+            Severity::Warning => Self::Warn,
+            Severity::Error => Self::Error,
         }
     }
 
@@ -129,7 +126,7 @@ impl Tool for GetLogs {
             Query { execution, session: args.session, since: parse_time(args.since.as_deref())?, ..own_calls(run)? };
         let least = args.level.unwrap_or(Level::Debug);
         let limit = args.limit.unwrap_or(LIMIT_DEFAULT).clamp(1, LIMIT_MAX);
-        let wanted = move |name: &str| Level::of(name) >= least;
+        let wanted = move |event: &RecordedEvent| Level::of(event) >= least;
         let (entries, next) = run_query(&self.0, move |store| store.call_events(&query, from, &wanted, limit)).await?;
         let mut lines: Vec<String> = entries.iter().map(line).collect();
         let events: Vec<Value> = entries.iter().map(structured).collect();
@@ -146,7 +143,7 @@ impl Tool for GetLogs {
 /// Returns an event in one line, for a model.
 fn line(entry: &CallEvent) -> String {
     let CallEvent { execution, tool, event } = entry;
-    let level = Level::of(&event.name).as_str();
+    let level = Level::of(event).as_str();
     truncate_line(format!("{} {level} {} {tool} {execution} {}", event.at, event.name, event.data))
 }
 
@@ -154,7 +151,7 @@ fn structured(entry: &CallEvent) -> Value {
     let mut fields: BTreeMap<&str, Value> = BTreeMap::new();
     fields.insert("execution_id", json!(entry.execution));
     fields.insert("tool", json!(entry.tool));
-    fields.insert("level", json!(Level::of(&entry.event.name)));
+    fields.insert("level", json!(Level::of(&entry.event)));
     fields.insert("at", json!(entry.event.at));
     fields.insert("name", json!(entry.event.name));
     fields.insert("data", entry.event.data.clone());

@@ -12,6 +12,7 @@ use wieldy_core::{ExecutionId, TASK_TTL};
 use crate::audit::SignedHead;
 use crate::hash_chain::{CallRef, Hash, Head, Placed, Record};
 use crate::histogram::{self, BucketCounts, BucketKey};
+use crate::metadata::{self, CALLER, EntryHash};
 use crate::record_to_row::{Closed, Opened, RowChange};
 
 /// A row of `tool_executions`.
@@ -36,6 +37,7 @@ pub(crate) struct CallRow {
     pub(crate) session: Option<String>,
     pub(crate) tenant: Option<String>,
     pub(crate) workspace: Option<String>,
+    pub(crate) provider: Option<String>,
     pub(crate) attempts: i64,
     pub(crate) usage: Option<String>,
     pub(crate) metadata: Option<String>,
@@ -44,13 +46,17 @@ pub(crate) struct CallRow {
 impl CallRow {
     /// Returns the row of a call that was just accepted.
     pub(crate) fn open(id: i64, at: i64, opened: &Opened) -> Self {
-        let Opened { subject, parameters, called_as, workspace, is_task, is_rerun } = opened;
+        let Opened { subject, parameters, called_as, workspace, provider, metadata: of_caller, is_task, is_rerun } =
+            opened;
         let mut metadata = Map::new();
         if let Some(call_id) = &subject.call_id {
             metadata.insert("call_id".into(), Value::String(call_id.clone().into_owned()));
         }
         if let Some(name) = called_as {
             metadata.insert("called_as".into(), Value::String(name.clone()));
+        }
+        if let Some(of_caller) = of_caller {
+            metadata.insert(CALLER.into(), of_caller.clone());
         }
         for (name, is_set) in [("task", *is_task), ("rerun", *is_rerun)] {
             if is_set {
@@ -71,6 +77,7 @@ impl CallRow {
             session: column(&subject.session),
             tenant: column(&subject.tenant),
             workspace: workspace.as_deref().map(storable),
+            provider: provider.as_deref().map(storable),
             metadata: metadata_text(metadata),
             ..Self::default()
         }
@@ -229,6 +236,8 @@ pub(crate) struct Changeset {
     /// The searchable texts of calls that are closed now.
     pub(crate) words: Vec<(i64, String)>,
     pub(crate) answers: Vec<AnswerChange>,
+    /// The entries of metadata by which new calls are found.
+    pub(crate) entries: Vec<(EntryHash, i64)>,
     /// Idempotency keys that are released, and the calls that held them.
     pub(crate) released: Vec<(String, String)>,
     pub(crate) histogram: BTreeMap<BucketKey, BucketCounts>,
@@ -310,6 +319,7 @@ impl Projection {
             changed: Vec::new(),
             words: Vec::new(),
             answers: Vec::new(),
+            entries: Vec::new(),
             released: Vec::new(),
             histogram: BTreeMap::new(),
             signed: None,
@@ -365,6 +375,8 @@ impl Projection {
     fn apply_record(&self, changeset: &mut Changeset, seq: i64, call: CallKey, record: &Record) -> Option<i64> {
         if let RowChange::Opened(opened) = &record.change {
             let row = CallRow::open(seq, record.at, opened);
+            let entries = opened.metadata.as_ref().map(metadata::entries).unwrap_or_default();
+            changeset.entries.extend(entries.into_iter().map(|entry| (entry, seq)));
             // If results of tasks are not stored, none is expected.
             let is_task = opened.is_task && self.task_ttl > 0;
             if is_task {

@@ -7,10 +7,12 @@ use serde::Serialize;
 use serde_json::Value as Json;
 use wieldy_core::{ExecutionId, Status};
 
+pub use crate::cursor::Cursor;
 use crate::database::{Database, Dialect, Row, Source, TextSearch, Value};
 use crate::error::StoreError;
 use crate::events::RecordedEvent;
 use crate::histogram;
+use crate::metadata;
 use crate::projection::CallRow;
 
 /// Conditions for calls; those that are not set do not matter.
@@ -32,6 +34,8 @@ pub struct Query {
     pub user: Option<String>,
     /// The workspace, as an absolute path; `Some("")` means calls without one.
     pub workspace: Option<String>,
+    /// The provider of the tool, such as `builtin` or `mcp:NAME`.
+    pub provider: Option<String>,
     /// The batch.
     pub batch: Option<String>,
     /// The earliest time at which the call was accepted.
@@ -40,29 +44,11 @@ pub struct Query {
     pub until: Option<Timestamp>,
     /// Words that all occur in the tool's name, the arguments or the error, or begin a word there.
     pub text: Option<String>,
+    /// Entries of the caller's metadata, by name and value as text, that the call must all have. Only the first 16
+    /// texts, numbers and truth values at the top level of a call's metadata count.
+    pub metadata: Vec<(String, String)>,
     /// The end of the last page.
     pub cursor: Option<Cursor>,
-}
-
-/// The end of a page, at which the next one begins.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(transparent)]
-pub struct Cursor(pub(crate) i64);
-
-impl std::fmt::Display for Cursor {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl std::str::FromStr for Cursor {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        text.parse()
-            .map(Self)
-            .map_err(|_| format!("`{text}` is not a cursor: use the one at the end of the previous page"))
-    }
 }
 
 /// A page of calls, the latest first.
@@ -109,6 +95,8 @@ pub struct Execution {
     pub user: Option<String>,
     /// The workspace folder.
     pub workspace: Option<String>,
+    /// The provider of the tool.
+    pub provider: Option<String>,
     /// The batch that it was part of.
     pub batch: Option<String>,
     /// The sandbox that it ran in.
@@ -161,7 +149,7 @@ pub struct Stat {
 /// The columns of a call, in the order in which [`parse_row`] reads them.
 pub(crate) const COLUMNS: &str = "id, execution_id, tool_name, parameters_json, status, error_message, error_code, started_at,
     completed_at, duration_ms, output_size_bytes, sandbox_id, agent_id, user_id, batch_id, session_id, tenant_id, attempts,
-    usage_json, metadata_json, workspace";
+    usage_json, metadata_json, workspace, provider";
 
 pub(crate) fn parse_row(row: &dyn Row) -> Result<CallRow, StoreError> {
     let text = |column| row.text(column).map(str::to_owned);
@@ -188,6 +176,7 @@ pub(crate) fn parse_row(row: &dyn Row) -> Result<CallRow, StoreError> {
         usage: optional(18)?,
         metadata: optional(19)?,
         workspace: optional(20)?,
+        provider: optional(21)?,
     })
 }
 
@@ -212,6 +201,7 @@ impl From<CallRow> for Execution {
             session: row.session,
             user: row.user,
             workspace: row.workspace,
+            provider: row.provider,
             batch: row.batch,
             sandbox: row.sandbox,
             usage: json(row.usage),
@@ -328,6 +318,7 @@ impl SearchPlan {
             ("session_id = ?", query.session.as_deref()),
             ("agent_id = ?", query.agent.as_deref()),
             ("batch_id = ?", query.batch.as_deref()),
+            ("provider = ?", query.provider.as_deref()),
         ];
         for (sql, value) in equal {
             if let Some(value) = value {
@@ -352,8 +343,14 @@ impl SearchPlan {
             wanted.values.push(id.into());
             wanted.values.len()
         });
-        let (alternatives, values) = match query.text.as_deref().filter(|text| !text.trim().is_empty()) {
-            None => (vec![vec![Source { from: "tool_executions", id: "id", condition: "true".into() }]], Vec::new()),
+        let text = query.text.as_deref().filter(|text| !text.trim().is_empty());
+        let (first, others) = metadata::wanted(&query.metadata, text.is_none());
+        others.into_iter().for_each(|entry| wanted.add(metadata::HAS_ENTRY, entry));
+        let (alternatives, values) = match text {
+            None => (
+                vec![vec![metadata::source_of(database.dialect(), first.as_ref(), wanted.values.len() + 1)]],
+                Vec::from_iter(first),
+            ),
             Some(text) => {
                 let is_narrow = query.session.is_some() || query.batch.is_some();
                 let words = TextSearch { text, tool: query.tool.as_deref(), is_narrow, before };
@@ -400,19 +397,15 @@ pub(crate) fn show(
         found = Some(parse_row(row)?);
         Ok(())
     })?;
-    let Some(row) = found else { return Ok(None) };
+    let Some(call) = found else { return Ok(None) };
     let sql = "SELECT seq, at, name, data FROM events WHERE execution = ?1 ORDER BY seq";
     let mut recorded = Vec::new();
-    database.query(sql, &[row.id.into()], &mut |row| {
-        recorded.push(RecordedEvent {
-            seq: row.int(0)?,
-            at: Timestamp::from_microsecond(row.int(1)?).unwrap_or_default(),
-            name: row.text(2)?.to_owned(),
-            data: serde_json::from_str(row.text(3)?).unwrap_or_default(),
-        });
+    database.query(sql, &[call.id.into()], &mut |row| {
+        let (seq, at, data) = (row.int(0)?, row.int(1)?, serde_json::from_str(row.text(3)?).unwrap_or_default());
+        recorded.push(RecordedEvent::new(seq, at, call.started_at, row.text(2)?, data));
         Ok(())
     })?;
-    Ok(Some((row.into(), recorded)))
+    Ok(Some((call.into(), recorded)))
 }
 
 /// Returns the calls whose ids begin with `begin`, the earliest first.
@@ -444,8 +437,7 @@ struct GroupCounts {
     output_bytes: i64,
 }
 
-/// Returns statistics by tool or day. Conditions on tool, status, agent, tenant and time (in whole days) are answered
-/// from the counts of the histogram. With any other condition the calls themselves are counted.
+/// Returns statistics by tool or day: from the histogram for tool, status, agent, tenant and whole days, else from calls.
 pub(crate) fn stats(database: &mut dyn Database, query: &Query, by: GroupBy) -> Result<Vec<Stat>, StoreError> {
     let mut counted: BTreeMap<(Option<i64>, Option<String>), GroupCounts> = BTreeMap::new();
     let key = |day: i64, tool: &str| match by {
@@ -459,8 +451,10 @@ pub(crate) fn stats(database: &mut dyn Database, query: &Query, by: GroupBy) -> 
         *group.statuses.entry(status.to_owned()).or_default() += calls;
         group.output_bytes += bytes;
     };
-    let narrower = [&query.execution, &query.session, &query.user, &query.workspace, &query.batch, &query.text];
-    if narrower.iter().any(|wanted| wanted.is_some()) {
+    let Query { execution, session, user, workspace, provider, batch, text, .. } = query;
+    let has_metadata = !query.metadata.is_empty();
+    let narrower = [execution, session, user, workspace, provider, batch, text];
+    if has_metadata || narrower.iter().any(|wanted| wanted.is_some()) {
         let columns = "started_at, tool_name, status, duration_ms, output_size_bytes";
         on_snapshot(database, &mut |database| {
             let wanted = SearchPlan::new(database, query)?;

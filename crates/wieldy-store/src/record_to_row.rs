@@ -32,6 +32,9 @@ pub(crate) struct Opened {
     /// The requested name, if it is not the tool's own.
     pub(crate) called_as: Option<String>,
     pub(crate) workspace: Option<String>,
+    pub(crate) provider: Option<String>,
+    /// The caller's metadata.
+    pub(crate) metadata: Option<Value>,
     pub(crate) is_task: bool,
     pub(crate) is_rerun: bool,
 }
@@ -108,6 +111,8 @@ pub(crate) struct Closed {
 struct OpeningFacts {
     called_as: Option<String>,
     workspace: Option<String>,
+    provider: Option<String>,
+    metadata: Option<Value>,
     #[serde(default)]
     task: bool,
     rerun: Option<IgnoredAny>,
@@ -175,7 +180,7 @@ impl RowChange {
     }
 
     fn of_opening(event: &Event) -> (Self, String) {
-        let Body::CallPending { arguments, called_as, workspace, task, rerun } = &event.body else {
+        let Body::CallPending { arguments, called_as, workspace, metadata, task, rerun } = &event.body else {
             unreachable!("an opening is asked for where there is one")
         };
         let mut parameters = to_json(&*arguments.value());
@@ -191,6 +196,14 @@ impl RowChange {
         }
         if let Some(folder) = workspace {
             data.push_str(&format!(",\"workspace\":{}", json!(folder)));
+        }
+        let provider = event.subject.provider.as_deref().map(|provider| redact::text(provider).into_owned());
+        if let Some(provider) = &provider {
+            data.push_str(&format!(",\"provider\":{}", json!(provider)));
+        }
+        let metadata = metadata.as_ref().map(|metadata| metadata.value().into_owned());
+        if let Some(metadata) = &metadata {
+            data.push_str(&format!(",\"metadata\":{metadata}"));
         }
         if *task {
             data.push_str(",\"task\":true");
@@ -209,7 +222,8 @@ impl RowChange {
         data.push('}');
         let subject = StoredSubject::of(event).into_owned();
         let [called_as, workspace] = [called_as, workspace].map(|text| text.as_deref().map(str::to_owned));
-        let opened = Opened { subject, parameters, called_as, workspace, is_task: *task, is_rerun: rerun.is_some() };
+        let (is_task, is_rerun) = (*task, rerun.is_some());
+        let opened = Opened { subject, parameters, called_as, workspace, provider, metadata, is_task, is_rerun };
         (Self::Opened(Box::new(opened)), data)
     }
 
@@ -232,6 +246,8 @@ impl RowChange {
                     parameters: after[..arguments.byte_offset()].to_owned(),
                     called_as: read.called_as,
                     workspace: read.workspace,
+                    provider: read.provider,
+                    metadata: read.metadata,
                     is_task: read.task,
                     is_rerun: read.rerun.is_some(),
                 }))

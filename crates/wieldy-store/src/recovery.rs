@@ -12,15 +12,19 @@ use wieldy_core::{
 };
 
 use crate::committer::{Committer, GROUP_MAX};
-use crate::database::{Database, Dialect, Row, Value, one_int};
+use crate::database::{Database, Dialect, Row, Value};
 use crate::error::StoreError;
 use crate::failpoint;
 use crate::hash_chain::Record;
 use crate::histogram::DAY;
+use crate::metadata::is_rerun;
 use crate::projection::{CallRow, OpenCall, Projection};
 use crate::query::{COLUMNS, parse_row};
 use crate::retention::trusted_now;
 use crate::wal::OrphanedWal;
+
+/// Maximum number of rows that one statement takes over.
+const ROWS_AT_ONCE_MAX: usize = 500;
 
 /// Maximum number of answers that an executor gets when it starts.
 const ANSWERS_MAX: i64 = 10_000;
@@ -153,20 +157,28 @@ fn take_over_calls(database: &mut dyn Database, own: i64, rerun: bool) -> Result
     }
     let now = Timestamp::now().as_microsecond();
     let old = if rerun { i64::MAX } else { now - RERUN_PATIENCE.as_micros() as i64 };
-    let values = [own.into(), Value::Time(old)];
-    let orphaned = r#"completed_at IS NULL AND instance <> ?1
-           AND instance IN (SELECT number FROM instances WHERE ended_at IS NOT NULL)
-           AND (started_at <= ?2 OR coalesce(metadata_json, '') NOT LIKE '%"rerun":true%')"#;
-    let open = format!("SELECT count(*) FROM tool_executions WHERE {orphaned}");
-    if one_int(database, &open, &values)? == Some(0) {
-        return Ok(Vec::new());
-    }
-    let sql = format!("UPDATE tool_executions SET instance = ?1 WHERE {orphaned} RETURNING {COLUMNS}");
-    let mut rows = Vec::new();
-    database.query(&sql, &values, &mut |row| {
-        rows.push(parse_row(row)?);
+    let orphaned = "completed_at IS NULL AND instance <> ?1
+           AND instance IN (SELECT number FROM instances WHERE ended_at IS NOT NULL)";
+    // The engine's own key is read, because the metadata also has texts of the caller.
+    let sql = format!("SELECT id, started_at, metadata_json FROM tool_executions WHERE {orphaned} ORDER BY id");
+    let mut found = Vec::new();
+    database.query(&sql, &[own.into()], &mut |row| {
+        if row.int(1)? <= old || !is_rerun(row.text_or_none(2)?) {
+            found.push(row.int(0)?);
+        }
         Ok(())
     })?;
+    // Another executor may take over the same calls meanwhile, so the condition is asked again.
+    let mut rows = Vec::new();
+    for ids in found.chunks(ROWS_AT_ONCE_MAX) {
+        let ids = ids.iter().map(i64::to_string).collect::<Vec<_>>().join(", ");
+        let set = "UPDATE tool_executions SET instance = ?1";
+        let sql = format!("{set} WHERE {orphaned} AND id IN ({ids}) RETURNING {COLUMNS}");
+        database.query(&sql, &[own.into()], &mut |row| {
+            rows.push(parse_row(row)?);
+            Ok(())
+        })?;
+    }
     rows.sort_unstable_by_key(|row| row.id);
     Ok(rows)
 }

@@ -192,6 +192,9 @@ fn delete_up_to(database: &mut dyn Database, cut: i64) -> Result<(), StoreError>
     database.execute(&format!("DELETE FROM tool_executions WHERE {ENDED_WITHIN}"), &cut)?;
     database.execute("DELETE FROM events WHERE seq <= ?1", &cut)?;
     database.execute("DELETE FROM heads WHERE seq <= ?1", &cut)?;
+    let entries = "DELETE FROM metadata_entries WHERE execution <= ?1
+        AND execution NOT IN (SELECT id FROM tool_executions WHERE id <= ?1)";
+    database.execute(entries, &cut)?;
     // Answers with a key stay until they expire, so that no effect is repeated.
     let answers = "DELETE FROM answers WHERE id <= ?1 AND key IS NULL
         AND id NOT IN (SELECT id FROM tool_executions WHERE id <= ?1)";

@@ -212,7 +212,7 @@ impl Store {
         &self,
         query: &Query,
         from: Option<EventCursor>,
-        wanted: &dyn Fn(&str) -> bool,
+        wanted: &dyn Fn(&RecordedEvent) -> bool,
         limit: usize,
     ) -> Result<(Vec<CallEvent>, Option<EventCursor>), StoreError> {
         self.with(|database| events::find(database, query, from, wanted, limit))

@@ -12,6 +12,7 @@ use crate::database::{Database, Row, Value, one_int};
 use crate::error::StoreError;
 use crate::hash_chain::{Hash, Placed};
 use crate::histogram::{BucketCounts, BucketKey};
+use crate::metadata::is_rerun;
 use crate::projection::CallRow;
 use crate::query::{COLUMNS, parse_row};
 use crate::record_to_row::RowChange;
@@ -502,7 +503,7 @@ impl ChainWalk {
             "SELECT id, instance, metadata_json FROM tool_executions WHERE completed_at IS NULL",
             &[],
             &mut |row| {
-                let waits = row.text_or_none(2)?.is_some_and(|metadata| metadata.contains("\"rerun\":true"));
+                let waits = is_rerun(row.text_or_none(2)?);
                 let lost = self.instances.get(&row.int(1)?).is_none_or(|instance| instance.has_ended);
                 if lost && !waits {
                     unclosed.push(row.int(0)?);

@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use wieldy_core::{
     Call, CallState, Event, ExecutionId, Executor, ExecutorBuilder, Limits, MemoryJournal, SharedTool, ToolResult,
+    redact,
 };
 
 /// An executor with its journal.
@@ -56,7 +57,10 @@ impl World {
         }
         let several = names.len() > 1;
         let line = |event: &Arc<Event>| {
-            let mut data = event.cloud_event()["data"].clone();
+            let mut data = event.data();
+            if let Some(tool) = &event.subject.tool {
+                data["tool"] = json!(redact::text(tool));
+            }
             strip(&mut data);
             let number = event.subject.execution.map(|id| names[&id]).filter(|_| several);
             let who = match (number, &event.subject.call_id) {

@@ -41,7 +41,7 @@ pub use wieldy_core::*;
 pub use wieldy_mcp as mcp;
 pub use wieldy_sandbox::{
     EarlyForkServer, Holds, IdleLimits, Native, NativeOptions, ProbeOptions, ProbeState, Probed, RefusedCall, Report,
-    Unavailable, Unconfined, finish, is_placeholder, probe, sweep, sweep_placeholders,
+    Unavailable, Unconfined, finish, is_placeholder, machine, probe, sweep, sweep_placeholders,
 };
 #[cfg(feature = "firecracker")]
 pub use wieldy_sandbox::{Firecracker, FirecrackerOptions, FirecrackerProblem};
@@ -77,6 +77,7 @@ pub fn builder_with(
     let mut builder =
         Executor::builder().tools(tools).sandbox(Unconfined::default()).sandbox(Native::new(NativeOptions::default()));
     builder.workspace = absolute(workspace);
+    builder.machine = machine();
     Ok(builder)
 }
 

@@ -6,7 +6,7 @@
 use serde_json::Value;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
-use wieldy_core::{Body, Closing, Event, Executor, Filter, Seen};
+use wieldy_core::{Body, Closing, ConcurrencyLimit, Event, Executor, Filter, Seen, Severity};
 
 /// The targets of the lines that [`log_events`] writes.
 pub const LOG_TARGETS: [&str; 8] = [
@@ -33,7 +33,7 @@ pub struct EventLog {
 /// Starts to write a line of `tracing` for each of the executor's events.
 ///
 /// The start and the success of a call are logged at `info`, its arguments at `debug`, its progress and output at
-/// `trace`; failures, timeouts and refusals at `warn`. A separate task writes the lines and slows no call. If it cannot
+/// `trace`; failures, timeouts and refusals at `warn`, failures of the engine or a sandbox at `error`. A separate task writes the lines and slows no call. If it cannot
 /// keep up, a line says how many events it missed.
 ///
 /// # Panics
@@ -74,6 +74,7 @@ macro_rules! line {
             batch = $event.subject.batch.map(display),
             call_id = $event.subject.call_id.as_deref(),
             tool = $event.subject.tool.as_deref(),
+            provider = $event.subject.provider.as_deref(),
             agent = $event.subject.caller.agent.as_str(),
             session = $event.subject.caller.session.as_deref(),
             tenant = $event.subject.caller.tenant.as_deref(),
@@ -169,6 +170,9 @@ fn write_event(event: &Event) {
             by = text(event, "/by"),
         ),
         Body::CallSuccess(closing) => end!(INFO, event, closing, "call ended"),
+        Body::CallFailure(closing) if event.severity() == Severity::Error => {
+            end!(ERROR, event, closing, "call failed");
+        }
         Body::CallFailure(closing) => end!(WARN, event, closing, "call failed"),
         Body::CallTimeout(closing) => end!(WARN, event, closing, "call timed out"),
         Body::CallCancelled(closing) => end!(INFO, event, closing, "call cancelled"),
@@ -202,7 +206,7 @@ fn write_around(event: &Event) {
             code = error.code.as_str(),
             error = text(event, "/error/message"),
         ),
-        Body::BatchStarted { count, max_concurrency, read_only, mutating, .. } => line!(
+        Body::BatchStarted { count, max_concurrency, asked, held_by, read_only, mutating, .. } => line!(
             INFO,
             "wieldy::batch",
             event,
@@ -210,6 +214,8 @@ fn write_around(event: &Event) {
             count = count,
             mode = text(event, "/mode"),
             max_concurrency = max_concurrency,
+            asked = asked,
+            held_by = held_by.map(ConcurrencyLimit::as_str),
             read_only = read_only,
             mutating = mutating,
         ),
@@ -260,7 +266,14 @@ fn write_other(event: &Event) {
             text = text(event, "/message"),
         ),
         Body::SourceStale { .. } => {
-            line!(INFO, "wieldy::source", event, "source changed", path = text(event, "/path"));
+            line!(
+                WARN,
+                "wieldy::source",
+                event,
+                "source changed",
+                path = text(event, "/path"),
+                project_id = text(event, "/project_id"),
+            );
         }
         Body::SelfNotify(_) | Body::SelfRemind(_) => line!(
             DEBUG,
@@ -321,6 +334,7 @@ mod tests {
                 arguments: Redacted::from(arguments),
                 called_as: None,
                 workspace: None,
+                metadata: None,
                 task: false,
                 rerun: None,
             },

@@ -87,8 +87,8 @@ impl Ours {
     /// Makes a hundred calls in one parallel batch, and collects all answers.
     pub(super) async fn hundred_in_a_batch(&self) -> usize {
         let mut batch = Batch::new((0..100).map(|_| self.parsed_call()));
-        batch.mode = BatchMode::Parallel;
-        batch.max_concurrency = 100;
+        batch.mode = Some(BatchMode::Parallel);
+        batch.max_concurrency = Some(100);
         let result = self.executor.batch(batch).await.expect("the batch has no mistake");
         result.results.iter().map(|result| answer(result).len()).sum()
     }
@@ -108,6 +108,9 @@ impl Ours {
             call_id: None,
             caller: Arc::clone(&self.caller),
             options: Options::default(),
+            context: None,
+            metadata: None,
+            notes: None,
         }
     }
 }

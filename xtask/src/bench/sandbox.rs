@@ -9,7 +9,8 @@ use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 use wieldy_core::{
-    Call, Caller, Command, Executor, Outcome, ResourceLimits, Run, RunError, Sandbox, Stdin, ToolSpec, tool,
+    Call, Caller, Command, Executor, Outcome, ResourceLimits, Run, RunError, Sandbox, Stdin, ToolSpec, UsedSandbox,
+    tool,
 };
 use wieldy_sandbox::{Native, NativeOptions};
 
@@ -239,7 +240,7 @@ async fn execute(run: &Run, program: &str, arguments: &[&str]) -> Result<Outcome
     let exit = run.execute(&command).await?;
     let mut outcome = run.captured();
     outcome.usage = Some(Box::new(exit.usage));
-    outcome.sandbox = Some(exit.sandbox);
+    outcome.sandbox = Some(UsedSandbox::new(exit.sandbox, run.confinement().limits));
     Ok(outcome)
 }
 

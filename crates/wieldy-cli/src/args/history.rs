@@ -31,6 +31,9 @@ pub(crate) struct FilterArgs {
     /// Only calls that worked in this folder
     #[arg(long, value_name = "DIR")]
     pub(crate) workspace: Option<PathBuf>,
+    /// Only calls of tools of this provider: builtin, local, command, or mcp:NAME
+    #[arg(long)]
+    pub(crate) provider: Option<String>,
     /// Only calls of this batch
     #[arg(long, value_name = "ID")]
     pub(crate) batch: Option<String>,
@@ -43,6 +46,9 @@ pub(crate) struct FilterArgs {
     /// Only calls with these words, or beginnings of words, in the tool's name, the arguments or the error
     #[arg(long, value_name = "WORDS")]
     pub(crate) text: Option<String>,
+    /// Only calls whose metadata has this entry at its top level; may be repeated
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub(crate) metadata: Vec<String>,
 }
 
 #[derive(Debug, Args)]

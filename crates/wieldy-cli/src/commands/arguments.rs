@@ -3,11 +3,13 @@
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, Read};
+use std::sync::Arc;
 
 use anyhow::anyhow;
 use serde_json::{Map, Value};
-use wieldy::{ARGUMENTS_BYTES_MAX, CallError, Code, parse_arguments};
+use wieldy::{ARGUMENTS_BYTES_MAX, Call, CallError, Code, parse_arguments};
 
+use crate::args::BesideArgs;
 use crate::exit::Failure;
 
 /// Merges the arguments of both forms; a pair replaces the same key of `--args`.
@@ -39,6 +41,49 @@ pub(crate) fn arguments(whole: Option<&str>, pairs: &[String]) -> Result<Value, 
         object.insert(key.to_owned(), value);
     }
     Ok(Value::Object(object))
+}
+
+/// The context and the metadata of calls, as the command line gives them.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Beside {
+    context: Option<Arc<Value>>,
+    metadata: Option<Arc<Value>>,
+}
+
+impl Beside {
+    /// Reads the objects. The executor checks their size, and records what it refuses.
+    pub(crate) fn of(args: &BesideArgs) -> Result<Self, Failure> {
+        let read = |option: &str, text: &Option<String>| match text {
+            Some(text) => object(option, text).map(|object| Some(Arc::new(object))),
+            None => Ok(None),
+        };
+        Ok(Self { context: read("--context", &args.context)?, metadata: read("--metadata", &args.metadata)? })
+    }
+
+    /// Adds the objects to a call.
+    pub(crate) fn on(&self, call: Call) -> Call {
+        Call { context: self.context.clone(), metadata: self.metadata.clone(), ..call }
+    }
+}
+
+/// Reads an object that an option gives, or the file that it names.
+fn object(option: &str, text: &str) -> Result<Value, Failure> {
+    let text = match text.strip_prefix('@') {
+        None => text.to_owned(),
+        Some(path) => {
+            let unread = |error| {
+                let told = anyhow::Error::new(error).context(format!("cannot read `{option}` from `{path}`"));
+                Failure::usage(told).hint("name a file that you may read")
+            };
+            bounded(File::open(path).map_err(unread)?, path)?
+        }
+    };
+    let hint = format!("write an object, quoted for the shell: {option} '{{\"key\": \"value\"}}', or {option} @FILE");
+    match serde_json::from_str(&text) {
+        Ok(object @ Value::Object(_)) => Ok(object),
+        Ok(_) => Err(invalid(format!("`{option}` is not a JSON object"), &hint)),
+        Err(error) => Err(invalid(format!("`{option}` is not JSON: {error}"), &hint)),
+    }
 }
 
 /// Reads `key=value` or `key:=json`. The first `=` counts, so values may contain others.

@@ -12,9 +12,11 @@ use serde::Deserialize;
 use serde_json::Value;
 use wieldy::name::hint_for_unknown_key;
 use wieldy::{
-    Batch, BatchCall, BatchId, BatchResult, Body, Call, CallError, Caller, Event, Executor, Options, Seen, ToolResult,
+    Batch, BatchCall, BatchId, BatchResult, BatchSummary, Body, Call, CallError, Caller, ConcurrencyLimit, Event,
+    Executor, Options, Seen, ToolResult,
 };
 
+use super::arguments::Beside;
 use super::request;
 use crate::args::BatchArgs;
 use crate::config::{Config, Environment};
@@ -27,6 +29,10 @@ use crate::{assemble, confirm, history, in_runtime, log, upstreams};
 /// The maximal size of a batch as JSON, in bytes.
 const BATCH_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
+/// A correct call, with every key, for messages.
+const CORRECT_LINE: &str =
+    r#"{"id": "b", "tool": "Read", "arguments": {"path": "notes.txt"}, "after": ["a"], "idempotency_key": "k"}"#;
+
 /// The interval for redrawing the progress bar with the elapsed time.
 const TICK: Duration = Duration::from_millis(200);
 
@@ -35,8 +41,9 @@ const TICK: Duration = Duration::from_millis(200);
 #[serde(deny_unknown_fields)]
 struct Entry {
     id: Option<String>,
+    #[serde(alias = "name")]
     tool: String,
-    #[serde(default)]
+    #[serde(default, alias = "args")]
     arguments: Value,
     #[serde(default)]
     after: Vec<String>,
@@ -50,6 +57,7 @@ pub(crate) fn run(
     printer: &Printer,
 ) -> Result<Exit, Failure> {
     let entries = read(&args.file)?;
+    let beside = Beside::of(&args.beside)?;
     // The history outlives the runtime, so that it gets the last records of running calls.
     let history = History::open(config, Tasks::Forgotten)?;
     let work = async {
@@ -59,7 +67,7 @@ pub(crate) fn run(
         let executor = assemble::executor(config, environment, confirmer, history.as_ref(), many)?;
         let tools: Vec<&str> = entries.iter().map(|entry| entry.tool.as_str()).collect();
         let servers = upstreams::open_for(&tools, config, environment, &executor).await?;
-        let ended = batch(args, entries, config, &executor, &progress, printer).await;
+        let ended = batch(args, (entries, beside), config, &executor, &progress, printer).await;
         servers.close().await;
         ended
     };
@@ -69,7 +77,7 @@ pub(crate) fn run(
 
 async fn batch(
     args: &BatchArgs,
-    entries: Vec<Entry>,
+    (entries, beside): (Vec<Entry>, Beside),
     config: &Config,
     executor: &Executor,
     progress: &ProgressBar,
@@ -82,7 +90,7 @@ async fn batch(
     let calls = entries.into_iter().map(|entry| {
         let options = Options { idempotency_key: entry.idempotency_key, ..options.clone() };
         BatchCall {
-            call: Call { call_id: entry.id, ..Call::new(entry.tool, entry.arguments).with(options) },
+            call: Call { call_id: entry.id, ..beside.on(Call::new(entry.tool, entry.arguments).with(options)) },
             after: entry.after,
         }
     });
@@ -90,7 +98,7 @@ async fn batch(
         calls: calls.collect(),
         caller: request::caller(&args.run),
         mode: args.mode,
-        max_concurrency: args.max_concurrency as usize,
+        max_concurrency: args.max_concurrency.map(|count| count as usize),
         stop_on_error: args.stop_on_error,
     };
 
@@ -109,6 +117,9 @@ async fn batch(
     let result = log::with_events(&config.log, executor, work).await;
     progress.finish_and_clear();
     let result = result?;
+    if let Some(note) = note_on_concurrency(&result.summary, args.run.plan.as_deref()) {
+        printer.tell(&note);
+    }
     print(&result, printer)?;
     // The error of a skipped call only repeats the error of the call that caused it.
     let was_skipped = |error: &&CallError| error.details.get("cause").is_some_and(|cause| cause == "skipped");
@@ -172,6 +183,23 @@ fn print(batch: &BatchResult, printer: &Printer) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Returns a line that says which limit held fewer calls at once than were asked for.
+fn note_on_concurrency(summary: &BatchSummary, plan: Option<&str>) -> Option<String> {
+    let (asked, held_by, max) = (summary.asked?, summary.held_by?, summary.max_concurrency);
+    let key = |name: &str| format!("plans.{}.{name}", plan.map(shown_in_line).unwrap_or_default());
+    let limit = match held_by {
+        ConcurrencyLimit::PlanParallelMax => format!("`{}` is {max}", key("parallel-max")),
+        ConcurrencyLimit::PlanSlots => format!("`{}` is {max}", key("slots")),
+        ConcurrencyLimit::CallsRunningPerAgentMax => format!("`limits.calls-running-per-agent-max` is {max}"),
+        ConcurrencyLimit::CallsRunningMax => format!("`limits.calls-running-max` is {max}"),
+        ConcurrencyLimit::ToolConcurrencyMax => "its tools run no more at once".to_owned(),
+    };
+    Some(match max {
+        1 => format!("note: the calls ran one after the other, not {asked} at once: {limit}"),
+        max => format!("note: {max} calls could run at once, not {asked}: {limit}"),
+    })
+}
+
 fn print_answer(result: &ToolResult, printer: &Printer) -> Result<(), Failure> {
     let text = result.text();
     printer.tool_text(&text)?;
@@ -202,8 +230,8 @@ fn read(file: &str) -> Result<Vec<Entry>, Failure> {
         return Err(Failure::usage(told).hint("make several batches of it, one after the other"));
     }
     parse(&text).map_err(|(line, message)| {
-        let form = "a batch is a JSON array, or one object per line, with `id`, `tool`, `arguments`, `after` and `idempotency_key`";
-        let hint = hint_for_unknown_key(&message).unwrap_or_else(|| form.to_owned());
+        let form = format!("a batch is a JSON array of such objects, or one per line: {CORRECT_LINE}");
+        let hint = hint_for_unknown_key(&message).map_or_else(|| form.clone(), |near| format!("{near} {form}"));
         Failure::usage(anyhow!("{name}:{line}: {message}")).hint(hint)
     })
 }
@@ -232,6 +260,7 @@ mod tests {
                         {"tool":"List","after":["a"]}]"#;
         let lines = "{\"id\":\"a\",\"tool\":\"Read\",\"arguments\":{\"path\":\"x\"}}\n\n{\"tool\":\"List\",\"after\":[\"a\"]}\n";
         assert_eq!(parse(array), parse(lines));
+        assert_eq!(parse(array), parse(&array.replace("\"tool\"", "\"name\"").replace("\"arguments\"", "\"args\"")));
         assert_eq!(parse(array).unwrap().len(), 2);
         assert_eq!(parse(" \n"), Ok(Vec::new()));
     }
@@ -242,7 +271,7 @@ mod tests {
             (
                 "[{\"tool\":\"a\"},\n{\"tol\":\"b\"}]",
                 2,
-                "unknown field `tol`, expected one of `id`, `tool`, `arguments`, `after`, `idempotency_key`",
+                "unknown field `tol`, expected one of `id`, `name`, `tool`, `args`, `arguments`, `after`, `idempotency_key`",
             ),
             ("{\"tool\":\"a\"}\n{\"id\":\"b\"}", 2, "missing field `tool`"),
             ("{\"tool\":\"a\"}\n\n{tool}", 3, "key must be a string"),

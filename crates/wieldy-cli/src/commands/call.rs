@@ -4,10 +4,9 @@ use std::sync::Arc;
 
 use anyhow::anyhow;
 use indicatif::ProgressBar;
-use serde_json::Value;
-use wieldy::{Call, Content, Executor, ToolResult};
+use wieldy::{Budget, Call, Content, Executor, Presentation, ToolResult, present};
 
-use super::arguments::arguments;
+use super::arguments::{Beside, arguments};
 use super::request;
 use crate::args::CallArgs;
 use crate::config::{Config, Environment};
@@ -31,18 +30,24 @@ pub(crate) fn run(
         let told = anyhow!("`--async` needs the REST API of a server, which this version does not have");
         return Err(Failure::usage(told).hint("without `--async` the command waits for the result"));
     }
+    if args.for_model && printer.json {
+        let told = anyhow!("the argument '--for-model' cannot be used with '--json'");
+        return Err(Failure::usage(told).hint("leave out one of them"));
+    }
     let arguments = arguments(args.args.as_deref(), &args.pairs)?;
+    let beside = Beside::of(&args.beside)?;
     // The history outlives the runtime, so that it gets the last records of running calls.
     let fork_server = (args.tool == BASH).then(wieldy::EarlyForkServer::start);
     let history = History::open(config, Tasks::Forgotten)?;
     let work = async {
         let _fork_server = fork_server;
-        let live = Arc::new(Live::new(&args.tool, printer));
+        let live = Arc::new(Live::new(&args.tool, printer, !args.for_model));
         let confirmer = confirm::confirmer(args.run.yes, printer, &ProgressBar::hidden());
         let work = assemble::Work { output: Some(Arc::clone(&live) as _), ..assemble::Work::default() };
         let executor = assemble::executor(config, environment, confirmer, history.as_ref(), work)?;
         let servers = upstreams::open_for(&[&args.tool], config, environment, &executor).await?;
-        let ended = call(args, arguments, config, &executor, &live, printer).await;
+        let ended =
+            call(args, beside.on(Call::new(args.tool.as_str(), arguments)), config, &executor, &live, printer).await;
         servers.close().await;
         ended
     };
@@ -52,7 +57,7 @@ pub(crate) fn run(
 
 async fn call(
     args: &CallArgs,
-    arguments: Value,
+    call: Call,
     config: &Config,
     executor: &Executor,
     live: &Live,
@@ -65,7 +70,7 @@ async fn call(
     options.require_confirmation = args.confirm;
     options.idempotency_key.clone_from(&args.idempotency_key);
     let caller = request::caller(&args.run);
-    let call = Call::new(args.tool.as_str(), arguments).by(Arc::clone(&caller)).with(options);
+    let call = call.by(Arc::clone(&caller)).with(options);
 
     let mut interrupts = Interrupts::listen()?;
     let work = async {
@@ -84,7 +89,10 @@ async fn call(
     };
     let result = log::with_events(&config.log, executor, work).await.expect("a call that was just begun is known");
     live.clear();
-    print(&result, live, printer)?;
+    match presentation(args) {
+        Some(how) => printer.tool_text(&present(&result, &how))?,
+        None => print(&result, live, printer)?,
+    }
     warn_of_background(&result, printer);
     Ok(result.error.as_deref().map_or(Exit::Success, Exit::of))
 }
@@ -95,6 +103,18 @@ fn warn_of_background(result: &ToolResult, printer: &Printer) {
     if &*result.tool == "Bash" && is("state", "running") {
         printer.tell("warning: background processes end with this command");
     }
+}
+
+/// Returns how the result is written for a model's context, if it should be.
+fn presentation(args: &CallArgs) -> Option<Presentation> {
+    let count = |count: u32| usize::try_from(count).unwrap_or(usize::MAX);
+    let own = Presentation::default();
+    let budget = match (args.max_chars, args.max_tokens) {
+        (_, Some(tokens)) => Budget::Tokens(count(tokens)),
+        (Some(characters), _) => Budget::Characters(count(characters)),
+        (None, None) => own.budget,
+    };
+    args.for_model.then_some(Presentation { header: !args.no_header, budget })
 }
 
 /// Prints the tool's text, even of a failed run, or with `--json` the whole result.

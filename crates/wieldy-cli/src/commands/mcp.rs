@@ -15,7 +15,7 @@ use crate::exit::{Exit, Failure};
 use crate::history::{History, Tasks};
 use crate::interrupt::{CANCELLING, Interrupts};
 use crate::output::Printer;
-use crate::{assemble, confirm, in_runtime, log, standard, upstreams};
+use crate::{account, assemble, confirm, in_runtime, log, standard, upstreams};
 
 /// The message for a person who typed the command, which clients are meant to start.
 const WAITING: &str = "waiting for an MCP client on standard input; name this command in the client's configuration, or press \
@@ -80,6 +80,8 @@ fn caller(args: &McpArgs) -> Caller {
     let own_session = || format!("mcp-{}-{}", Timestamp::now().as_millisecond(), std::process::id());
     Caller {
         session: Some(args.session.clone().unwrap_or_else(own_session)),
+        user: Some(args.user.clone().unwrap_or_else(account::name)),
+        tenant: args.tenant.clone(),
         plan: args.plan.clone(),
         scopes: held(&args.scope),
         permissions: held(&args.permission),

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use wieldy::{Caller, Held, Level, Options, ResourceLimits};
 
+use crate::account;
 use crate::args::RunArgs;
 use crate::config::Config;
 use crate::output::Printer;
@@ -13,6 +14,8 @@ pub(crate) fn caller(run: &RunArgs) -> Arc<Caller> {
     let held = |names: &[String]| if names.is_empty() { Held::All } else { Held::only(names) };
     Arc::new(Caller {
         agent: run.agent.clone(),
+        user: Some(run.user.clone().unwrap_or_else(account::name)),
+        tenant: run.tenant.clone(),
         session: run.session.clone(),
         plan: run.plan.clone(),
         scopes: held(&run.scope),
@@ -29,9 +32,11 @@ pub(crate) fn options(run: &RunArgs) -> Options {
         deadline: run.deadline,
         silence: run.silence,
         retries: run.retries,
+        retry_delay: run.retry_delay,
+        backoff: run.retry_backoff,
         priority: run.priority,
-        // The executor of this command already has these limits; as options they also lower the limits that a tool's
-        // manifest sets.
+        // The executor of this command already has these limits; as options they also replace the limits of the tool's
+        // definition, and are refused above a maximum.
         limits: ResourceLimits {
             cpu_millicores: run.cpu,
             memory_bytes: run.memory.map(|megabytes| megabytes * 1024 * 1024),

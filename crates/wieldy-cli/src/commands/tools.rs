@@ -3,11 +3,12 @@
 use std::fmt::Write;
 use std::path::Path;
 
+use serde::Serialize;
 use serde_json::json;
-use wieldy::{CallError, Caller, Problem, ToolFilter, ToolSpec};
+use wieldy::{CallError, CallLimit, Caller, LimitOrigin, Problem, ToolFilter, ToolSpec};
 
 use crate::args::ToolsArgs;
-use crate::config::{Config, Environment};
+use crate::config::{Config, Environment, key_of_limit};
 use crate::exit::{Exit, Failure};
 use crate::output::{Printer, counted, hint_for, shown, shown_in_line};
 use crate::{assemble, upstreams};
@@ -84,16 +85,47 @@ pub(crate) fn show(name: &str, config: &Config, environment: &Environment, print
         let error = CallError::from(not_found);
         Failure { hint: hint_for(&error, name), ..Failure::from(error) }
     })?;
+    let limits = executor.call_limits(&Caller::local(), &tool);
     if printer.json {
-        printer.json(tool.spec())?;
+        printer.json(&ShownTool { spec: tool.spec(), resources: &limits })?;
     } else {
-        printer.data(description(tool.spec()).as_bytes())?;
+        printer.data(description(tool.spec(), &limits).as_bytes())?;
     }
     Ok(Exit::Success)
 }
 
+/// A definition, and the resource limits of its calls.
+#[derive(Serialize)]
+struct ShownTool<'a> {
+    #[serde(flatten)]
+    spec: &'a ToolSpec,
+    resources: &'a [CallLimit],
+}
+
+/// Formats a limit in words: its value, the most that a call may ask for, and where both come from.
+fn limit_in_words(tool: &str, limit: &CallLimit) -> String {
+    let (key, per) = key_of_limit(limit.limit);
+    let origin = |origin: LimitOrigin| match origin {
+        LimitOrigin::Executor => "`resources`".to_owned(),
+        LimitOrigin::Tool => "the tool's definition".to_owned(),
+        LimitOrigin::OperatorForTool => format!("`resources.tools.{tool}`"),
+        LimitOrigin::BuiltIn => "built in".to_owned(),
+        LimitOrigin::Machine => "this machine".to_owned(),
+        LimitOrigin::ExecutorMax => "`resources.max`".to_owned(),
+        LimitOrigin::ToolMax => "the maximum in the tool's definition".to_owned(),
+        LimitOrigin::OperatorMaxForTool => format!("`resources.tools.{tool}.max`"),
+        LimitOrigin::Plan => "the plan".to_owned(),
+        LimitOrigin::Parent => "the sandbox".to_owned(),
+    };
+    let amount = |amount: Option<u64>, from| match amount {
+        Some(amount) => format!("{} ({})", amount / per, origin(from)),
+        None => "no limit".to_owned(),
+    };
+    format!("{key} {}, at most {}", amount(limit.value, limit.from), amount(limit.max, limit.max_from))
+}
+
 /// Formats a definition in words, without its empty parts.
-fn description(spec: &ToolSpec) -> String {
+fn description(spec: &ToolSpec, limits: &[CallLimit]) -> String {
     let annotations = spec.annotations;
     let promises: Vec<&str> = [
         (annotations.read_only, "read-only"),
@@ -106,12 +138,16 @@ fn description(spec: &ToolSpec) -> String {
     .collect();
     let seconds = |time: Option<std::time::Duration>| time.map(|time| format!("{} s", time.as_secs_f64()));
     let footprint = spec.footprint.clone().unwrap_or_default();
+    let aliases: Vec<String> = spec.aliases.iter().chain(&spec.weak_aliases).cloned().collect();
+    let renamed = spec.argument_aliases.iter().map(|(alias, name)| format!("{alias} for {name}"));
+    let argument_aliases: Vec<String> = renamed.collect();
     let facts = [
         ("title", spec.title.clone()),
         ("category", Some(spec.category.clone())),
         ("provider", Some(spec.provider.to_string())),
         ("version", Some(spec.version.clone())),
-        ("aliases", listed(&spec.aliases)),
+        ("aliases", listed(&aliases)),
+        ("argument names", listed(&argument_aliases)),
         ("promises", (!promises.is_empty()).then(|| promises.join(", "))),
         ("reads", listed(&footprint.reads)),
         ("writes", listed(&footprint.writes)),
@@ -127,6 +163,10 @@ fn description(spec: &ToolSpec) -> String {
         if let Some(fact) = fact {
             let _ = writeln!(text, "{:16} {}", format!("{name}:"), shown_in_line(&fact));
         }
+    }
+    for (at, limit) in limits.iter().enumerate() {
+        let name = if at == 0 { "limits:" } else { "" };
+        let _ = writeln!(text, "{name:16} {}", shown_in_line(&limit_in_words(&spec.name, limit)));
     }
     let schema = serde_json::to_string_pretty(&spec.input_schema).expect("a schema is plain data");
     let schema: Vec<String> = schema.lines().map(shown_in_line).collect();

@@ -7,12 +7,13 @@ use serde::{Deserialize, Serialize};
 use wieldy::{
     Backoff, BreakerPolicy, ExecutorBuilder, Level, Limits, NativeOptions, Per, RateKind, ResourceLimits, RetryPolicy,
 };
+use wieldy_mcp::server::ServerOptions;
 
 use super::history::FileDurability;
 use super::log::{FileLogOrLevel, Levels, LogFormat, Rotate};
 use super::mcp::{FileOnChange, FileStart};
 use super::sandbox::{FileMount, FileNetwork};
-use super::serve::FileShow;
+use super::serve::{FileBatch, FilePriority, FileShow};
 use super::text::FileText;
 use super::value::{Bytes, BytesOrNone, Count, CountOrNone, Megabytes, MegabytesOrNone, Port, Time, Whole};
 
@@ -69,6 +70,7 @@ section! {
         calls_running_per_agent_max: Count,
         calls_waiting_max: CountOrNone,
         queue_timeout: Time,
+        batch_calls_max: Count,
     }
     /// Time limits for runs.
     FileTimeouts {
@@ -101,6 +103,29 @@ section! {
         disk_mb: Megabytes,
         disk_files: Count,
         output_mb: Megabytes,
+        max: FileResourceLimits,
+        tools: BTreeMap<String, FileToolResources>,
+    }
+    /// Resource limits, each of which may be missing.
+    FileResourceLimits {
+        cpu_millicores: Count,
+        memory_mb: Megabytes,
+        processes: Count,
+        open_files: Count,
+        disk_mb: Megabytes,
+        disk_files: Count,
+        output_mb: Megabytes,
+    }
+    /// The resource limits of one tool, and the most that a call of it may ask for.
+    FileToolResources {
+        cpu_millicores: Count,
+        memory_mb: Megabytes,
+        processes: Count,
+        open_files: Count,
+        disk_mb: Megabytes,
+        disk_files: Count,
+        output_mb: Megabytes,
+        max: FileResourceLimits,
     }
     /// The files and hosts that programs can reach, and the pool of their sandboxes.
     FileSandbox {
@@ -186,6 +211,8 @@ section! {
         calls_max: Count,
         trusted: bool,
         on_change: FileOnChange,
+        pass_context: bool,
+        pass_meta: bool,
         allow: Vec<String>,
         deny: Vec<String>,
         tools: BTreeMap<String, FileToolRule>,
@@ -229,6 +256,7 @@ section! {
         scopes: Vec<String>,
         permissions: Vec<String>,
         plan: String,
+        context: toml::Table,
     }
     /// The settings for showing tools to MCP clients.
     FileServeMcp {
@@ -240,14 +268,45 @@ section! {
         patience: Time,
         task_after: Time,
         page: Count,
+        batch: FileBatch,
+        priority_max: FilePriority,
     }
-    /// The limits of a plan; a missing key means no limit.
+    /// The limits of a plan; a missing key means no limit, but for `slots`: that of `limits`.
     FilePlan {
         batch_max: Count,
         parallel_max: Count,
+        slots: CountOrNone,
+        tools: Vec<String>,
+        scopes: Vec<String>,
         full_events: bool,
+        resources: FileResourceLimits,
     }
 }
+
+macro_rules! resolved_limits {
+    ($($name:ident)+) => {$(
+        impl $name {
+            /// Returns the limits that are set.
+            pub(super) fn limits(&self) -> ResourceLimits {
+                fn number<const MIN: u64, const MAX: u64>(number: Option<Whole<MIN, MAX>>) -> Option<u64> {
+                    number.map(|number| number.0)
+                }
+                let bytes = |megabytes: Option<Megabytes>| megabytes.map(|count| count.0 * MEGABYTE);
+                ResourceLimits {
+                    cpu_millicores: number(self.cpu_millicores),
+                    memory_bytes: bytes(self.memory_mb),
+                    processes: number(self.processes),
+                    open_files: number(self.open_files),
+                    disk_bytes: bytes(self.disk_mb),
+                    disk_files: number(self.disk_files),
+                    output_bytes: bytes(self.output_mb),
+                }
+            }
+        }
+    )+};
+}
+
+resolved_limits! { FileResources FileResourceLimits FileToolResources }
 
 /// A rate limit: a number of calls per time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -291,6 +350,7 @@ impl FileConfig {
                 calls_running_per_agent_max: Some(Whole(limits.calls_running_per_agent_max.into())),
                 calls_waiting_max: Some(Whole(limits.calls_waiting_max as u64)),
                 queue_timeout: Some(Time(limits.queue_timeout)),
+                batch_calls_max: Some(Whole(ServerOptions::default().batch_calls_max as u64)),
             }),
             timeouts: Some(FileTimeouts {
                 default: Some(Time(executor.timeout)),
@@ -398,6 +458,8 @@ impl FileResources {
             disk_mb: megabytes(resources.disk_bytes),
             disk_files: resources.disk_files.map(Whole),
             output_mb: megabytes(resources.output_bytes),
+            max: Some(FileResourceLimits::default()),
+            tools: Some(BTreeMap::new()),
         }
     }
 }

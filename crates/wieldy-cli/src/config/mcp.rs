@@ -46,6 +46,8 @@ pub(crate) struct ServerConfig {
     pub(crate) silence: Option<Duration>,
     pub(crate) calls_max: Option<usize>,
     pub(crate) trusted: bool,
+    pub(crate) pass_context: bool,
+    pub(crate) pass_meta: bool,
     pub(crate) on_change: OnChange,
     pub(crate) tools: ToolRules,
 }
@@ -165,6 +167,8 @@ fn server_of(name: String, file: FileServer, home: Option<&Path>) -> Result<Serv
         silence: file.silence.map(|time| time.0),
         calls_max: file.calls_max.map(|count| count.0 as usize),
         trusted: file.trusted.unwrap_or(false),
+        pass_context: file.pass_context.unwrap_or(false),
+        pass_meta: file.pass_meta.unwrap_or(false),
         on_change: match file.on_change {
             None | Some(FileOnChange::Refuse) => OnChange::Refuse,
             Some(FileOnChange::Warn) => OnChange::Warn,

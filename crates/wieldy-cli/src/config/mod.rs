@@ -15,6 +15,7 @@ mod history;
 mod layers;
 mod log;
 mod mcp;
+mod resources;
 mod safe;
 mod sandbox;
 mod serve;
@@ -29,14 +30,16 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
-use wieldy::{Backoff, BreakerPolicy, Level, Limits, Network, Plan, Rate, ResourceLimits, RetryPolicy};
+use wieldy::{Backoff, BreakerPolicy, Level, Limits, Network, Plan, Rate, ResourceLimits, RetryPolicy, ToolLimits};
 
 use crate::exit::Failure;
 use crate::output::shown_in_line;
 use file::{
-    FileBackoff, FileConfig, FileHistory, FileLog, FileMcp, FilePlan, FileRate, FileResources, FileSandbox, FileServe,
+    FileBackoff, FileConfig, FileHistory, FileLog, FileMcp, FilePlan, FileRate, FileResourceLimits, FileSandbox,
+    FileServe,
 };
 use layers::{CONFIG_VARIABLE, ConfigError, Layers, Mistakes};
+use resources::{limits_above_maximum, limits_of_tools};
 use sandbox::SandboxConfig;
 use serve::ServeConfig;
 use value::{Time, Whole};
@@ -48,6 +51,7 @@ pub(crate) use history::{HistoryConfig, address};
 pub(crate) use layers::Origin;
 pub(crate) use log::{Levels, LogConfig, LogFileConfig, LogFormat, Rotate};
 pub(crate) use mcp::{McpConfig, ServerConfig};
+pub(crate) use resources::key_of_limit;
 pub(crate) use serve::address as listen_address;
 pub(crate) use text::{FileText, InFile, Text, bounded, filled, names_files};
 pub(crate) use trust::{Records, Trust, read_regular};
@@ -83,6 +87,9 @@ pub(crate) struct Config {
     pub(crate) cache_bytes_max: u64,
     pub(crate) rates: Vec<Rate>,
     pub(crate) resources: ResourceLimits,
+    /// The most that a call may ask for, as far as it is set.
+    pub(crate) resources_max: ResourceLimits,
+    pub(crate) resources_of_tools: BTreeMap<String, ToolLimits>,
     pub(crate) sandbox: SandboxConfig,
     pub(crate) output_bytes_max: u64,
     pub(crate) confirmation_timeout: Duration,
@@ -274,6 +281,7 @@ impl Config {
             let message = format!("`retry.cap` is {}, less than `retry.base`, which is {}", Time(cap), Time(base));
             more.push(conflict(layers, ["retry.base", "retry.cap"], message, None));
         }
+        more.extend(limits_above_maximum(layers, &resources));
         let sandbox = kept(sandbox(layers, file.sandbox.expect(SET), home, isolation), &mut more);
         let history = kept(history(layers, file.history.expect(SET), &state), &mut more);
         let mcp = kept(mcp(file.mcp.expect(SET), home, floor), &mut more);
@@ -281,11 +289,12 @@ impl Config {
         let serve = kept(serve(file.serve.expect(SET), home), &mut more);
         more.retain(|mistake| !mistake.keys.iter().any(|key| mistakes.concern(key)));
         mistakes.add(more);
-        let (Some(sandbox), Some(history), Some(mcp), Some(log), Some(serve), []) =
+        let (Some(sandbox), Some(history), Some(mcp), Some(log), Some(mut serve), []) =
             (sandbox, history, mcp, log, serve, mistakes.0.as_slice())
         else {
             return Err(mistakes);
         };
+        serve.mcp.batch_calls_max = small(limits.batch_calls_max) as usize;
         Ok(Self {
             file: None,
             folder: Folder::default(),
@@ -315,7 +324,9 @@ impl Config {
             breaker: BreakerPolicy { failures_max: small(breaker.failures_max), open_for: time(breaker.open_for) },
             cache_bytes_max: file.cache.and_then(|cache| cache.bytes_max).expect(SET).0,
             rates: file.rates.expect(SET).into_iter().map(rate).collect(),
-            resources: limits_of(&resources),
+            resources: resources.limits(),
+            resources_max: resources.max.as_ref().map(FileResourceLimits::limits).unwrap_or_default(),
+            resources_of_tools: limits_of_tools(&resources.tools.unwrap_or_default()),
             output_bytes_max: file.output.and_then(|output| output.bytes_max).expect(SET).0,
             confirmation_timeout: time(file.confirm.and_then(|confirm| confirm.timeout)),
             plans: file.plans.expect(SET).into_iter().map(|(name, limits)| (name, plan(&limits))).collect(),
@@ -398,7 +409,8 @@ fn serve(file: FileServe, home: Option<&Path>) -> Result<ServeConfig, Vec<Config
 
 /// Returns true if the value of a key must not be shown.
 fn is_secret(key: &str) -> bool {
-    key.starts_with("serve.tokens.") && key.ends_with(".token")
+    let words: Vec<&str> = key.split('.').collect();
+    matches!(words[..], ["serve", "tokens", _, .., "token"] | ["serve", "tokens", _, "context", ..])
 }
 
 /// Resolves the section `mcp`.
@@ -424,19 +436,6 @@ fn in_section(section: &str, messages: Vec<String>) -> Vec<ConfigError> {
         ConfigError { place: format!("the section `{section}`"), message, hint: None, keys }
     };
     messages.into_iter().map(wrong).collect()
-}
-
-/// Resolves the section `resources`.
-fn limits_of(resources: &FileResources) -> ResourceLimits {
-    ResourceLimits {
-        cpu_millicores: number(resources.cpu_millicores),
-        memory_bytes: megabytes(resources.memory_mb),
-        processes: number(resources.processes),
-        open_files: number(resources.open_files),
-        disk_bytes: megabytes(resources.disk_mb),
-        disk_files: number(resources.disk_files),
-        output_bytes: megabytes(resources.output_mb),
-    }
 }
 
 /// Returns the value, or adds to the mistakes and returns `None`.
@@ -468,10 +467,6 @@ fn number<const MIN: u64, const MAX: u64>(number: Option<Whole<MIN, MAX>>) -> Op
     number.map(|number| number.0)
 }
 
-fn megabytes<const MIN: u64, const MAX: u64>(count: Option<Whole<MIN, MAX>>) -> Option<u64> {
-    count.map(|count| count.0 * 1024 * 1024)
-}
-
 fn backoff(backoff: FileBackoff) -> Backoff {
     match backoff {
         FileBackoff::Exponential => Backoff::Exponential,
@@ -493,6 +488,10 @@ fn plan(plan: &FilePlan) -> Plan {
     Plan {
         batch_max: number(plan.batch_max).map(|count| count as usize),
         parallel_max: number(plan.parallel_max).map(|count| count as usize),
+        slots: plan.slots.map(|slots| small(Some(slots))),
+        tools: plan.tools.clone().unwrap_or_default(),
+        scopes: plan.scopes.clone().unwrap_or_default(),
+        resources: plan.resources.as_ref().map(FileResourceLimits::limits).unwrap_or_default(),
         full_events: plan.full_events.unwrap_or(true),
     }
 }

@@ -27,7 +27,14 @@ fn rule(key: &[&str]) -> Option<Rule> {
     match key {
         ["timeouts", "tools", _] => Some(Rule::Any),
         ["timeouts", "default"]
-        | ["limits", "calls-running-max" | "calls-running-per-agent-max" | "calls-waiting-max" | "queue-timeout"]
+        | [
+            "limits",
+            "calls-running-max"
+            | "calls-running-per-agent-max"
+            | "calls-waiting-max"
+            | "queue-timeout"
+            | "batch-calls-max",
+        ]
         | [
             "resources",
             "cpu-millicores" | "memory-mb" | "processes" | "open-files" | "disk-mb" | "disk-files" | "output-mb",

@@ -2,12 +2,14 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use serde::{Deserialize, Serialize};
-use wieldy::{Caller, Held};
-use wieldy_mcp::server::{Expose, ServerOptions};
+use serde_json::Value;
+use wieldy::{Caller, Held, Priority};
+use wieldy_mcp::server::{BatchCalls, Expose, ServerOptions};
 
 use super::file::{FileServe, FileServeMcp, FileToken};
 use super::text::Text;
@@ -48,6 +50,49 @@ pub(crate) enum FileShow {
     Search,
 }
 
+/// The calls that the tool `batch` takes, as people write it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum FileBatch {
+    Off,
+    ReadOnly,
+    All,
+}
+
+/// A priority as people write it: a word or a number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "PriorityForm", into = "PriorityForm")]
+pub(crate) struct FilePriority(pub(crate) Priority);
+
+#[derive(Serialize, Deserialize)]
+#[serde(untagged, expecting = "`low`, `normal`, `high` or a number from -128 to 127")]
+enum PriorityForm {
+    Number(i8),
+    Word(String),
+}
+
+impl TryFrom<PriorityForm> for FilePriority {
+    type Error = String;
+
+    fn try_from(form: PriorityForm) -> Result<Self, String> {
+        match form {
+            PriorityForm::Number(number) => Ok(Self(Priority(number))),
+            PriorityForm::Word(word) => word.parse().map(Self),
+        }
+    }
+}
+
+impl From<FilePriority> for PriorityForm {
+    fn from(FilePriority(priority): FilePriority) -> Self {
+        match priority {
+            Priority::LOW => Self::Word("low".into()),
+            Priority::NORMAL => Self::Word("normal".into()),
+            Priority::HIGH => Self::Word("high".into()),
+            Priority(number) => Self::Number(number),
+        }
+    }
+}
+
 impl FileServe {
     /// Returns the default: only this machine may call.
     pub(super) fn defaults() -> Self {
@@ -69,6 +114,8 @@ impl FileServe {
                 patience: mcp.patience.map(Time),
                 task_after: Some(Time(mcp.task_after)),
                 page: Some(Whole(mcp.page as u64)),
+                batch: Some(FileBatch::ReadOnly),
+                priority_max: Some(FilePriority(mcp.priority_max)),
             }),
         }
     }
@@ -132,8 +179,35 @@ fn mcp(file: FileServeMcp) -> ServerOptions {
         patience: file.patience.map(|patience| patience.0).filter(|patience| !patience.is_zero()),
         task_after: file.task_after.expect(SET).0,
         page: file.page.expect(SET).0 as usize,
+        batch: match file.batch.expect(SET) {
+            FileBatch::Off => BatchCalls::Off,
+            FileBatch::ReadOnly => BatchCalls::ReadOnly,
+            FileBatch::All => BatchCalls::All,
+        },
+        priority_max: file.priority_max.expect(SET).0,
         ..ServerOptions::default()
     }
+}
+
+/// Converts the context of a caller to JSON.
+fn context(table: Option<toml::Table>) -> Result<Option<Arc<Value>>, String> {
+    fn json(value: toml::Value) -> Result<Value, String> {
+        use toml::Value::{Array, Boolean, Datetime, Float, Integer, String, Table};
+        Ok(match value {
+            String(text) => text.into(),
+            Integer(number) => number.into(),
+            Float(number) if number.is_finite() => number.into(),
+            Float(number) => return Err(format!("{number} is no number of JSON")),
+            Boolean(value) => value.into(),
+            Datetime(time) => return Err(format!("JSON has no times: write \"{time}\" as a text")),
+            Array(items) => Value::Array(items.into_iter().map(json).collect::<Result<_, _>>()?),
+            Table(table) => {
+                let entry = |(key, value)| Ok::<_, std::string::String>((key, json(value)?));
+                Value::Object(table.into_iter().map(entry).collect::<Result<_, _>>()?)
+            }
+        })
+    }
+    table.map(|table| json(toml::Value::Table(table)).map(Arc::new)).transpose()
 }
 
 impl TokenConfig {
@@ -144,14 +218,18 @@ impl TokenConfig {
             Some(names) if names.iter().any(|name| name == "*") => Held::All,
             names => Held::only(names.unwrap_or_default()),
         };
+        let context = context(file.context).map_err(|wrong| format!("`serve.tokens.{name}.context`: {wrong}"))?;
         let caller = Caller {
             tenant: file.tenant,
             user: file.user,
             plan: file.plan,
             scopes: held(file.scopes),
             permissions: held(file.permissions),
+            context,
             ..Caller::agent(file.agent.unwrap_or_else(|| name.clone()))
         };
+        caller.check().map_err(|mistake| format!("`serve.tokens.{name}`: {}", mistake.message))?;
+        caller.check_context().map_err(|error| format!("`serve.tokens.{name}.context`: {}", error.message))?;
         Ok(Self { name, secret, caller })
     }
 

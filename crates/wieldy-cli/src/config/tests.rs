@@ -65,7 +65,17 @@ fn the_template_has_every_key_with_its_default() {
         .values()
         .filter(|(key, _, origin)| {
             **origin == Origin::Default
-                && !["state", "plans", "rates", "mcp.servers", "serve.tokens", "timeouts.tools"].contains(&key.as_str())
+                && ![
+                    "state",
+                    "plans",
+                    "rates",
+                    "mcp.servers",
+                    "serve.tokens",
+                    "timeouts.tools",
+                    "resources.max",
+                    "resources.tools",
+                ]
+                .contains(&key.as_str())
         })
         .map(|(key, ..)| key)
         .collect();

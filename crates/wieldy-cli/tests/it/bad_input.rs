@@ -99,14 +99,14 @@ fn arguments_ten_thousand_levels_deep_are_refused() {
     hint: correct the arguments to fit the tool's input schema and call again
     ");
     let batch = format!("{{\"tool\":\"List\",\"arguments\":{deep}}}");
-    insta::assert_snapshot!(world.run_with_input(&["batch", "-"], &batch), @"
+    insta::assert_snapshot!(world.run_with_input(&["batch", "-"], &batch), @r#"
     exit: 2
     ----- stdout -----
 
     ----- stderr -----
     error: standard input:1: recursion limit exceeded
-    hint: a batch is a JSON array, or one object per line, with `id`, `tool`, `arguments`, `after` and `idempotency_key`
-    ");
+    hint: a batch is a JSON array of such objects, or one per line: {"id": "b", "tool": "Read", "arguments": {"path": "notes.txt"}, "after": ["a"], "idempotency_key": "k"}
+    "#);
 }
 
 #[test]

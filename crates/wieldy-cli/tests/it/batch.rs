@@ -128,22 +128,22 @@ fn a_batch_that_makes_no_sense_is_refused_whole() {
 fn mistakes_are_reported_with_their_line() {
     let world =
         World::new().file("batch.json", "[\n  {\"tool\": \"List\"},\n  {\"tool\": \"List\", \"argumnts\": {}}\n]");
-    insta::assert_snapshot!(world.run(&["batch", "batch.json"]), @"
+    insta::assert_snapshot!(world.run(&["batch", "batch.json"]), @r#"
     exit: 2
     ----- stdout -----
 
     ----- stderr -----
-    error: batch.json:3: unknown field `argumnts`, expected one of `id`, `tool`, `arguments`, `after`, `idempotency_key`
-    hint: did you mean `arguments`?
-    ");
-    insta::assert_snapshot!(world.run_with_input(&["batch", "-"], "{\"tool\":\"List\"}\n{\"tool\":"), @"
+    error: batch.json:3: unknown field `argumnts`, expected one of `id`, `name`, `tool`, `args`, `arguments`, `after`, `idempotency_key`
+    hint: did you mean `arguments` or `args`? a batch is a JSON array of such objects, or one per line: {"id": "b", "tool": "Read", "arguments": {"path": "notes.txt"}, "after": ["a"], "idempotency_key": "k"}
+    "#);
+    insta::assert_snapshot!(world.run_with_input(&["batch", "-"], "{\"tool\":\"List\"}\n{\"tool\":"), @r#"
     exit: 2
     ----- stdout -----
 
     ----- stderr -----
     error: standard input:2: EOF while parsing a value
-    hint: a batch is a JSON array, or one object per line, with `id`, `tool`, `arguments`, `after` and `idempotency_key`
-    ");
+    hint: a batch is a JSON array of such objects, or one per line: {"id": "b", "tool": "Read", "arguments": {"path": "notes.txt"}, "after": ["a"], "idempotency_key": "k"}
+    "#);
     insta::assert_snapshot!(world.run(&["batch", "missing.json"]), @"
     exit: 2
     ----- stdout -----
@@ -201,4 +201,61 @@ fn an_idempotency_key_in_a_batch_is_that_of_a_call() {
     let call = ["call", "Bash", "command=echo x >> runs.txt", "--idempotency-key", "k"];
     assert_eq!(world.code(&[&call[..], &options[..]].concat()), Some(0));
     assert_eq!(runs(), 3, "the same key is known to the other command");
+}
+
+#[test]
+fn a_batch_says_in_one_line_what_held_fewer_calls_at_once() {
+    let lines = "{\"tool\":\"List\"}\n{\"tool\":\"List\"}";
+    let told = |arguments: &[&str]| {
+        let told = World::new().run_with_input(&[&["batch", "-"], arguments].concat(), lines);
+        told.split_once("----- stderr -----\n").unwrap().1.lines().next().unwrap().to_owned()
+    };
+    let summary = "2 calls in [number] s: 2 succeeded, 0 failed, 0 skipped";
+    assert_eq!(told(&[]), summary, "the default of five at four slots is no news");
+    assert_eq!(told(&["--max-concurrency", "4"]), summary);
+    assert_eq!(
+        told(&["--max-concurrency", "10"]),
+        "note: 4 calls could run at once, not 10: `limits.calls-running-per-agent-max` is 4"
+    );
+    assert_eq!(told(&["--max-concurrency", "10", "--plan", "Teams"]), summary);
+    assert_eq!(
+        told(&["--max-concurrency", "20", "--plan", "Teams"]),
+        "note: 10 calls could run at once, not 20: `plans.Teams.parallel-max` is 10"
+    );
+    assert_eq!(
+        told(&["--mode", "parallel", "--plan", "Core"]),
+        "note: the calls ran one after the other, not 5 at once: `plans.Core.parallel-max` is 1"
+    );
+    assert_eq!(told(&["--plan", "Core"]), summary);
+}
+
+#[test]
+fn the_summary_of_a_batch_names_the_limit_that_held() {
+    let world = World::new()
+        .file("wieldy.toml", "[plans.Two]\nslots = 2\n")
+        .file("batch", "{\"tool\":\"List\"}\n{\"tool\":\"List\"}");
+    let summary = |arguments: &[&str]| {
+        let told = world.json(&[&["batch", "batch", "--json"], arguments].concat());
+        let part = |name: &str| told["summary"][name].clone();
+        [part("max_concurrency"), part("asked"), part("held_by")]
+    };
+    let told = |max: usize, asked: Option<usize>, held_by: Option<&str>| {
+        [serde_json::json!(max), serde_json::json!(asked), serde_json::json!(held_by)]
+    };
+    assert_eq!(summary(&["--plan", "Two"]), told(2, None, None));
+    assert_eq!(summary(&["--plan", "Two", "--max-concurrency", "3"]), told(2, Some(3), Some("plan_slots")));
+}
+
+#[test]
+fn a_tool_outside_the_plan_is_refused() {
+    let world = World::new().file("wieldy.toml", "[plans.Files]\ntools = [\"Read\", \"Li*\"]\n");
+    assert_eq!(world.code(&["call", "List", "--plan", "Files"]), Some(0));
+    insta::assert_snapshot!(world.run(&["call", "Bash", "command=true", "--plan", "Files"]), @"
+    exit: 4
+    ----- stdout -----
+
+    ----- stderr -----
+    error[E3006]: the plan `Files` does not include `Bash`; the plans `Core`, `Enterprise`, `Teams`, `WriterPro` do
+    hint: use another tool, or ask the operator for one of the plans that include it
+    ");
 }

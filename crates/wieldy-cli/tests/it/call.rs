@@ -32,7 +32,7 @@ fn the_whole_result_is_one_line_of_json() {
     insta::assert_snapshot!(world.run(&arguments), @r#"
     exit: 0
     ----- stdout -----
-    {"execution_id":"[id]","call_id":null,"tool":"Bash","provider":"builtin","status":"success","content":[{"type":"text","text":"hi"}],"structured":{"exit_code":0},"error":null,"attempts":1,"cached":false,"partial":false,"artifact":null,"timing":{"queued_ms":[number],"duration_ms":[number],"started_at":"[time]","completed_at":"[time]"},"usage":{"cpu_ms":[number],"memory_peak_bytes":[number],"read_bytes":[number],"written_bytes":[number],"processes_peak":[number],"wall_ms":[number]},"sandbox":{"id":"[sandbox]","level":"none"},"labels":["x"]}
+    {"execution_id":"[id]","call_id":null,"tool":"Bash","arguments":{"command":"printf hi","background":false},"provider":"builtin","status":"success","content":[{"type":"text","text":"hi"}],"structured":{"exit_code":0},"error":null,"attempts":1,"cached":false,"partial":false,"artifact":null,"timing":{"queued_ms":[number],"duration_ms":[number],"started_at":"[time]","completed_at":"[time]"},"usage":{"cpu_ms":[number],"memory_peak_bytes":[number],"read_bytes":[number],"written_bytes":[number],"processes_peak":[number],"wall_ms":[number]},"sandbox":{"id":"[sandbox]","level":"none","limits":{"cpu_millicores":500,"memory_bytes":1073741824,"processes":256,"open_files":1024,"disk_bytes":1073741824,"disk_files":250000,"output_bytes":67108864}},"labels":["x"]}
 
     ----- stderr -----
     warning: isolation `none` isolates nothing: programs run with your own rights
@@ -45,7 +45,7 @@ fn the_result_of_a_failed_call_is_json_too() {
     insta::assert_snapshot!(world.run(&["call", "Read", "path=missing.txt", "--json"]), @r#"
     exit: 1
     ----- stdout -----
-    {"execution_id":"[id]","call_id":null,"tool":"Read","provider":"builtin","status":"failed","content":[],"structured":null,"error":{"code":"E3302","name":"FILE_NOT_FOUND","category":"resource_error","message":"there is no `missing.txt`","retryable":false,"suggestion":"look for it with `Glob`, such as `**/name*`, or with `List`","details":{}},"attempts":1,"cached":false,"partial":false,"artifact":null,"timing":{"queued_ms":[number],"duration_ms":[number],"started_at":"[time]","completed_at":"[time]"},"usage":null,"sandbox":null,"labels":[]}
+    {"execution_id":"[id]","call_id":null,"tool":"Read","arguments":{"path":"missing.txt"},"provider":"builtin","status":"failed","content":[],"structured":null,"error":{"code":"E3302","name":"FILE_NOT_FOUND","category":"resource_error","message":"there is no `missing.txt`","retryable":false,"suggestion":"look for it with `Glob`, such as `**/name*`, or with `List`","details":{}},"attempts":1,"cached":false,"partial":false,"artifact":null,"timing":{"queued_ms":[number],"duration_ms":[number],"started_at":"[time]","completed_at":"[time]"},"usage":null,"sandbox":null,"labels":[]}
 
     ----- stderr -----
     error[E3302]: there is no `missing.txt`
@@ -454,4 +454,156 @@ fn the_missing_rights_of_an_ordinary_user_are_named() {
     assert_eq!(told(&["Bash", "command=touch new"]), (Some(4), read_only.to_owned()));
     mode("", 0o755);
     assert_eq!(told(&["Bash", "command=touch new"]).0, Some(0));
+}
+
+#[test]
+fn a_result_is_written_for_a_model() {
+    let world = World::new();
+    let call = |more: &[&str], command: &str| {
+        let command = format!("command={command}");
+        world.run(&[&["call", "Bash", &command, "--isolation", "none", "--for-model"], more].concat())
+    };
+    insta::assert_snapshot!(call(&["--no-header"], "echo hi; exit 3"), @"
+    exit: 1
+    ----- stdout -----
+    Error E3108 NONZERO_EXIT: `bash` ended with exit code 3
+    Output so far:
+    hi
+
+    ----- stderr -----
+    warning: isolation `none` isolates nothing: programs run with your own rights
+    ");
+    let headed = call(&[], "echo hi");
+    assert!(headed.contains("Tool: Bash\nStatus: success\nDuration: "), "{headed}");
+    let cut = call(&["--no-header", "--max-chars", "9"], "printf abcdefghijklmnopqrstuvwxyz");
+    assert!(cut.contains("\nabcdef\n… 17 characters left out …\nxyz\n"), "{cut}");
+    let cut = call(&["--no-header", "--max-tokens", "3"], "printf abcdefghijklmnopqrstuvwxyz");
+    assert!(cut.contains("\nabcdefgh\n… 14 characters left out …\nwxyz\n"), "{cut}");
+    for wrong in [&["--json"][..], &["--max-chars", "0"], &["--max-chars", "9", "--max-tokens", "9"]] {
+        assert!(call(wrong, "echo hi").starts_with("exit: 2\n"), "{wrong:?}");
+    }
+    assert_eq!(world.code(&["--json", "call", "List", "--for-model"]), Some(2));
+    assert_eq!(world.code(&["call", "List", "--no-header"]), Some(2));
+}
+
+#[test]
+fn the_delay_of_retries_is_set_for_a_call_and_in_a_manifest() {
+    let tool = |name: &str, more: &str| {
+        let command = r#"command = ["sh", "-c", "exit 1"]"#;
+        format!(
+            "[[tool]]\nname = \"{name}\"\ndescription = \"fails\"\n{command}\nidempotent = true\nretries = 2\n{more}\n"
+        )
+    };
+    let tools = tool("plain", "") + &tool("quick", "retry-delay = \"2ms\"\nretry-backoff = \"linear\"");
+    let world = World::new().file(".wieldy/tools/fails.toml", &tools);
+    let delays = |name: &str, flags: &[&str]| -> Vec<u64> {
+        let result = world.json(&[&["call", name, "--isolation", "none", "--json"], flags].concat());
+        let shown = world.json(&["history", "show", result["execution_id"].as_str().unwrap(), "--json"]);
+        let events = shown["events"].as_array().unwrap().iter();
+        events.filter_map(|event| event["data"]["delay_ms"].as_u64()).collect()
+    };
+    assert_eq!(delays("plain", &["--retry-delay", "3ms", "--retry-backoff", "linear"]), [3, 6]);
+    assert_eq!(delays("quick", &[]), [2, 4]);
+    assert_eq!(delays("quick", &["--retry-delay", "1ms"]), [1, 2]);
+    assert_eq!(world.code(&["call", "plain", "--retry-backoff", "slow"]), Some(2));
+}
+
+#[test]
+fn a_limit_above_its_maximum_is_refused_and_one_below_holds() {
+    let world = World::new().file("wieldy.toml", "[resources.max]\nmemory-mb = 1500\n");
+    insta::assert_snapshot!(world.run(&["call", "List", "--memory", "1501"]), @"
+    exit: 1
+    ----- stdout -----
+
+    ----- stderr -----
+    error[E3102]: the call asks for 1501.0 MiB (1573912576 bytes) of `memory_bytes`, and the maximum of this executor is 1500.0 MiB (1572864000 bytes)
+    hint: ask for at most 1500.0 MiB (1572864000 bytes); a higher maximum is the operator's to give
+    ");
+    let held = world.json(&["call", "Bash", "command=true", "--memory", "1500", "--isolation", "none", "--json"]);
+    assert_eq!(held["sandbox"]["limits"]["memory_bytes"], 1500_u64 << 20);
+    assert_eq!(held["sandbox"]["limits"]["cpu_millicores"], 500);
+    // Where no maximum is set, the operator's flag counts.
+    let held =
+        World::new().json(&["call", "Bash", "command=true", "--memory", "9000", "--isolation", "none", "--json"]);
+    assert_eq!(held["sandbox"]["limits"]["memory_bytes"], 9000_u64 << 20);
+}
+
+#[test]
+fn a_plan_and_a_manifest_have_maxima_too() {
+    let manifest = "[[tool]]\nname = \"hi\"\ndescription = \"Says hi\"\ncommand = [\"echo\", \"hi\"]\n\
+                    limits = { memory-mb = 100 }\nlimits-max = { memory-mb = 200 }\n";
+    let settings = "isolation = \"none\"\n[tools]\nmanifests = [\"t.toml\"]\n[plans.Tiny.resources]\nmemory-mb = 150\n";
+    let world = World::new().file("wieldy.toml", settings).file("t.toml", manifest);
+    let told = |arguments: &[&str]| {
+        let told = world.json(&[&["call", "hi", "--json"], arguments].concat());
+        match told["error"]["details"].get("held_by") {
+            Some(by) => (told["error"]["details"]["allowed"].as_u64().unwrap() >> 20, by.as_str().unwrap().to_owned()),
+            None => (told["sandbox"]["limits"]["memory_bytes"].as_u64().unwrap() >> 20, String::new()),
+        }
+    };
+    assert_eq!(told(&[]), (100, String::new()));
+    assert_eq!(told(&["--memory", "200"]), (200, String::new()));
+    assert_eq!(told(&["--memory", "201"]), (200, "tool_max".into()));
+    assert_eq!(told(&["--memory", "151", "--plan", "Tiny"]), (150, "plan".into()));
+}
+
+const WHERE: &str = r#"
+[[tool]]
+name = "where"
+description = "Tells the context"
+command = ["cat"]
+stdin = "{context}"
+read-only = true
+"#;
+
+#[test]
+fn a_call_brings_its_context_and_metadata() {
+    let world = World::new()
+        .file("where.toml", WHERE)
+        .file("wieldy.toml", "tools.manifests = [\"where.toml\"]\n")
+        .file("context.json", "{\"room\": \"a\", \"password\": \"canary-4711\"}");
+    let state = ["--state", "../state"];
+    let run = |arguments: &[&str]| world.run(&[&["call", "where"], arguments, &state].concat());
+    let told = run(&["--context", "@context.json", "--metadata", r#"{"run": 5, "token": "canary-0815"}"#]);
+    assert!(told.contains("{\"room\":\"a\",\"password\":\"canary-4711\"}"), "{told}");
+    let batch = world.run_with_input(
+        &["batch", "-", "--context", r#"{"room": "b"}"#, "--metadata", r#"{"run": 6}"#, "--state", "../state"],
+        r#"{"tool": "where"}"#,
+    );
+    assert!(batch.contains(r#"{"room":"b"}"#), "{batch}");
+    let found = world.json(&["history", "--metadata", "run=5", "--json", "--state", "../state"]);
+    let calls = found["executions"].as_array().unwrap();
+    assert_eq!(calls.len(), 1);
+    assert_eq!(calls[0]["metadata"]["caller"], serde_json::json!({"run": 5, "token": "[redacted]"}));
+    let id = calls[0]["execution_id"].as_str().unwrap();
+    let shown = world.run(&["history", "show", id, "--state", "../state"]);
+    assert!(shown.contains(r#"metadata:   {"run":5,"token":"[redacted]"}"#), "{shown}");
+    for file in std::fs::read_dir(world.path("../state")).unwrap().filter_map(Result::ok) {
+        let bytes = std::fs::read(file.path()).unwrap_or_default();
+        let text = String::from_utf8_lossy(&bytes);
+        assert!(!text.contains("canary"), "a secret is in {:?}", file.path());
+        assert!(!text.contains("\"room\""), "the context is in {:?}", file.path());
+    }
+}
+
+#[test]
+fn context_and_metadata_that_are_no_objects_are_refused() {
+    let world =
+        World::new().file("a.txt", "one\n").file("large.json", &format!("{{\"k\": \"{}\"}}", "x".repeat(20_000)));
+    let run = |option: &str, value: &str| world.run(&["call", "Read", "path=a.txt", option, value]);
+    let large = "error[E3002]: the metadata of the call is too large: at most 16384 bytes as JSON and 128 levels";
+    let wrong = world.run(&["history", "--metadata", "run"]);
+    for (told, exit, message) in [
+        (run("--context", "[1]"), 3, "error[E3002]: `--context` is not a JSON object"),
+        (
+            run("--metadata", "{"),
+            3,
+            "error[E3002]: `--metadata` is not JSON: EOF while parsing an object at line 1 column 1",
+        ),
+        (run("--context", "@missing.json"), 2, "error: cannot read `--context` from `missing.json`"),
+        (run("--metadata", "@large.json"), 3, large),
+        (wrong, 2, "error: `--metadata`: `run` is no entry such as `run=5`"),
+    ] {
+        assert!(told.starts_with(&format!("exit: {exit}\n")) && told.contains(message), "{told}");
+    }
 }

@@ -43,6 +43,7 @@ fn every_value_is_shown_with_its_origin() {
     history.keep-days = 0  # default
     history.url = ""  # default
     isolation = "none"  # flag --set
+    limits.batch-calls-max = 100  # default
     limits.calls-running-max = 64  # default
     limits.calls-running-per-agent-max = 4  # default
     limits.calls-waiting-max = 1024  # default
@@ -61,10 +62,12 @@ fn every_value_is_shown_with_its_origin() {
     resources.cpu-millicores = 500  # default
     resources.disk-files = 250000  # default
     resources.disk-mb = 1024  # default
+    resources.max = {}  # default
     resources.memory-mb = 1024  # default
     resources.open-files = 1024  # default
     resources.output-mb = 64  # default
     resources.processes = 256  # default
+    resources.tools = {}  # default
     retry.backoff = "exponential"  # default
     retry.base = "1s"  # default
     retry.cap = "30s"  # default
@@ -93,11 +96,13 @@ fn every_value_is_shown_with_its_origin() {
     serve.connections-max = 512  # default
     serve.hosts = []  # default
     serve.listen = "127.0.0.1:7300"  # default
+    serve.mcp.batch = "read-only"  # default
     serve.mcp.categories = []  # default
     serve.mcp.instructions = ""  # default
     serve.mcp.names = []  # default
     serve.mcp.page = 100  # default
     serve.mcp.patience = "45s"  # default
+    serve.mcp.priority-max = "normal"  # default
     serve.mcp.providers = []  # default
     serve.mcp.task-after = "5s"  # default
     serve.mcp.tools = "all"  # default
@@ -579,4 +584,24 @@ fn configuration_is_protected_behind_links_and_in_subfolders() {
         let told = String::from_utf8(command.output().unwrap().stderr).unwrap();
         assert!(told.contains("E3105"), "{path}: {told}");
     }
+}
+
+#[test]
+fn limits_above_their_own_maximum_are_a_mistake() {
+    let settings = "[resources]\nmemory-mb = 600\n[resources.max]\nmemory-mb = 500\ncpu-millicores = 1000\n\
+                    [resources.tools.Build]\nprocesses = 9\nmax = { processes = 8 }\n";
+    let world = World::new().file("limits.toml", settings);
+    let told = world.run(&["config", "show", "--config", "limits.toml"]);
+    insta::assert_snapshot!(told, @"
+    exit: 2
+    ----- stdout -----
+
+    ----- stderr -----
+    error: file limits.toml: `resources.memory-mb` is 600, more than `resources.max.memory-mb`, which is 500
+        file limits.toml: `resources.tools.Build.processes` is 9, more than `resources.tools.Build.max.processes`, which is 8
+    ");
+    let world = World::new().file("limits.toml", "[resources.tools.Build]\nmemory = 5\n");
+    assert_eq!(world.code(&["config", "show", "--config", "limits.toml"]), Some(2), "an unknown key");
+    let set = ["call", "List", "--set", "resources.max.memory-mb=2000", "--set", "resources.tools.List.processes=9"];
+    assert_eq!(World::new().code(&set), Some(0));
 }

@@ -27,7 +27,7 @@ fn told(world: &World, arguments: &[&str]) -> String {
         (r"\+?\d+(\.\d)? (ms|s)\b", "[took]"),
         (r"(duration|queued)_ms=[0-9.]+", "${1}_ms=[took]"),
         (r"(\S)  +", "$1  "),
-        (r"\n {5,}\[took\]", "\n    [took]"),
+        (r"\n {2,}\[took\]", "\n    [took]"),
         (r"\b[0-9a-f]{8}-[0-9a-f]{4}(-[0-9a-f]{0,4}){0,2}(-[0-9a-f]{0,11})?", "[id]"),
         (r"\d{4}-\d\d-\d\d", "[day]"),
     ];
@@ -111,16 +111,16 @@ fn the_json_of_a_list_has_the_documented_form() {
                     "execution_id": "[id]", "tool": "Read", "status": "failed", "parameters": {"path": "missing.txt"},
                     "error_code": "E3302", "error_message": "there is no `missing.txt`",
                     "started_at": "[time]", "completed_at": "[time]", "duration_ms": "[ms]", "output_bytes": 0,
-                    "attempts": 1, "agent": "ada", "tenant": null, "session": null, "user": null,
-                    "workspace": "[folder]", "batch": null,
+                    "attempts": 1, "agent": "ada", "tenant": null, "session": null, "user": crate::callers::account(),
+                    "workspace": "[folder]", "provider": "builtin", "batch": null,
                     "sandbox": null, "usage": null, "metadata": {"task": true},
                 },
                 {
                     "execution_id": "[id]", "tool": "Read", "status": "success", "parameters": {"path": "a.txt"},
                     "error_code": null, "error_message": null,
                     "started_at": "[time]", "completed_at": "[time]", "duration_ms": "[ms]", "output_bytes": 4,
-                    "attempts": 1, "agent": "local", "tenant": null, "session": "s1", "user": null,
-                    "workspace": "[folder]", "batch": null,
+                    "attempts": 1, "agent": "local", "tenant": null, "session": "s1", "user": crate::callers::account(),
+                    "workspace": "[folder]", "provider": "builtin", "batch": null,
                     "sandbox": null, "usage": null, "metadata": {"task": true},
                 },
             ],
@@ -211,6 +211,54 @@ fn wrong_filters_are_wrong_usage_with_a_suggestion() {
 }
 
 #[test]
+fn a_traceback_is_shown_without_secrets_where_a_failed_call_is_looked_at() {
+    let world = World::new().file("fail.sh", FAIL).file(".wieldy/tools/login.toml", LOGIN_TOOL);
+    let isolation = ["--isolation", "none"];
+    let call = ["call", "login", "secret=rosebud-1941", "--json"];
+    let result = world.json(&[&call[..], &isolation].concat());
+    let trace =
+        "Traceback (most recent call last):\n  File \"login.py\", line 3, in <module>\nLoginError: not [redacted]";
+    assert_eq!(result["error"]["trace"], trace);
+    assert!(result["content"][0]["text"].as_str().unwrap().ends_with("LoginError: not rosebud-1941\n"));
+    let text = world.run(&["history", "show", result["execution_id"].as_str().unwrap()]);
+    let indented = trace.lines().map(|line| format!("  {line}\n")).collect::<String>();
+    assert!(text.contains(&format!("\n\ntrace\n{indented}\nwhat happened\n")), "{text}");
+    assert!(!text.contains("rosebud"), "{text}");
+}
+
+#[test]
+fn calls_are_found_by_the_provider_of_their_tool() {
+    let world = World::new().file("fail.sh", FAIL).file(".wieldy/tools/login.toml", LOGIN_TOOL);
+    world.run(&["call", "login", "secret=rosebud-1941", "--isolation", "none"]);
+    world.run(&["call", "List"]);
+    let tools = |found: &Value| -> Vec<String> {
+        let calls = found["executions"].as_array().unwrap().iter();
+        calls.map(|call| format!("{} {}", call["tool"], call["provider"]).replace('"', "")).collect()
+    };
+    let found = |provider: &str| tools(&world.json(&["history", "--provider", provider, "--json"]));
+    assert_eq!(found("command"), ["login command"]);
+    assert_eq!(found("builtin"), ["List builtin"]);
+    assert_eq!(found("mcp:git"), Vec::<String>::new());
+    let own = world.json(&["call", "history_search", "provider=command", "--json"]);
+    assert_eq!(tools(&own["structured"]), ["login command"]);
+    let stats = world.json(&["history", "stats", "--provider", "command", "--json"]);
+    assert_eq!((&stats["stats"][0]["tool"], stats["stats"].as_array().unwrap().len()), (&json!("login"), 1));
+    assert!(world.run(&["audit", "verify"]).starts_with("exit: 0\n"));
+}
+
+const FAIL: &str = "echo connecting\nprintf 'Traceback (most recent call last):\\n  File \"login.py\", line 3, in <module>\\nLoginError: not %s\\n' \"$1\" >&2\nexit 1\n";
+
+const LOGIN_TOOL: &str = r#"
+[[tool]]
+name = "login"
+description = "logs in"
+command = ["sh", "fail.sh", "{secret}"]
+sensitive = ["secret"]
+[tool.arguments]
+secret = { type = "string", required = true }
+"#;
+
+#[test]
 fn one_call_is_shown_by_its_id_or_the_beginning_of_it() {
     let world = world();
     some_calls(&world);
@@ -218,18 +266,21 @@ fn one_call_is_shown_by_its_id_or_the_beginning_of_it() {
     let id = page["executions"][0]["execution_id"].as_str().unwrap();
     let whole = told(&world, &["history", "show", id]);
     assert_eq!(told(&world, &["history", "show", &id[..20]]), whole);
+    let whole = whole.replace(&format!("user:  {}\n", crate::callers::account()), "user:  [account]\n");
     insta::assert_snapshot!(whole, @r#"
     exit: 0
     ----- stdout -----
     call:  [id]
     status:  failed
     tool:  Read
+    provider:  builtin
     started:  [time]
     ended:  [time]
     took:  [took]
     returned:  0 B
     attempts:  1
     agent:  ada
+    user:  [account]
     workspace:  [root]/work
     task:  true
 
@@ -256,8 +307,9 @@ fn one_call_is_shown_by_its_id_or_the_beginning_of_it() {
     let seq = events[0]["seq"].take();
     assert_eq!(
         events[0],
-        json!({"seq": null, "at": "[time]", "name": "tool.call.pending",
-               "data": {"arguments": {"path": "missing.txt"}, "workspace": "[folder]", "task": true}})
+        json!({"seq": null, "at": "[time]", "name": "tool.call.pending", "severity": "debug",
+               "data": {"arguments": {"path": "missing.txt"}, "workspace": "[folder]", "provider": "builtin",
+                        "task": true, "message": "call accepted", "elapsed_ms": 0.0}})
     );
     assert_eq!(shown["events"][2]["seq"].as_i64(), seq.as_i64().map(|seq| seq + 2));
 }
@@ -614,9 +666,9 @@ fn nothing_runs_where_the_history_cannot_be_used() {
     hint: check that it can be reached and written, and that the disk has free space; `--state DIR` names another folder
     error: cannot use the history `[root]/folder/history.db`: unable to open database file: [root]/folder/history.db
     hint: check that it can be reached and written, and that the disk has free space; `--state DIR` names another folder
-    error[E3111]: nothing was run, because calls cannot be recorded: the history has schema version 99, and this program supports versions up to 3
+    error[E3111]: nothing was run, because calls cannot be recorded: the history has schema version 99, and this program supports versions up to 4
     hint: use the version of wieldy that wrote it, or a newer one; `--state DIR` names another folder
-    error: the history has schema version 99, and this program supports versions up to 3
+    error: the history has schema version 99, and this program supports versions up to 4
     hint: use the version of wieldy that wrote it, or a newer one; `--state DIR` names another folder
     ");
 }

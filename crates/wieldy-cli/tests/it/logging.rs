@@ -38,9 +38,9 @@ fn a_call_is_logged_from_its_arguments_to_its_end() {
     let world = World::new().file("a.txt", "one\n");
     insta::assert_snapshot!(told(&world, &["call", "Read", "path=a.txt", "--session", "s-1", "--log", "debug"]), @r#"
     note: `--session` marks the records; the session's `/tmp`, `$HOME` and read marks end with this command
-    [time] DEBUG wieldy::call: call accepted seq=1 execution=[id] tool="Read" agent="local" session="s-1" arguments={"path":"a.txt"}
-    [time]  INFO wieldy::call: call started seq=2 execution=[id] tool="Read" agent="local" session="s-1" attempt=1 attempts_max=3 timeout_ms=10000 read_only=true
-    [time]  INFO wieldy::call: call ended seq=3 execution=[id] tool="Read" agent="local" session="s-1" status="success" duration_ms=[number] queued_ms=[number] attempts=1 cached=false output_bytes=4
+    [time] DEBUG wieldy::call: call accepted seq=1 execution=[id] tool="Read" provider="builtin" agent="local" session="s-1" arguments={"path":"a.txt"}
+    [time]  INFO wieldy::call: call started seq=2 execution=[id] tool="Read" provider="builtin" agent="local" session="s-1" attempt=1 attempts_max=3 timeout_ms=10000 read_only=true
+    [time]  INFO wieldy::call: call ended seq=3 execution=[id] tool="Read" provider="builtin" agent="local" session="s-1" status="success" duration_ms=[number] queued_ms=[number] attempts=1 cached=false output_bytes=4
     "#);
 }
 
@@ -48,7 +48,7 @@ fn a_call_is_logged_from_its_arguments_to_its_end() {
 fn lines_in_json_are_an_object_each() {
     let world = World::new()
         .file("a.txt", "one\n")
-        .file("batch.json", r#"[{"id": "x", "tool": "Read", "arguments": {"path": "b.txt"}}]"#);
+        .file("batch.json", r#"[{"id": "x", "tool": "Read", "provider": "builtin", "arguments": {"path": "b.txt"}}]"#);
     let output =
         world.command(&["batch", "batch.json", "--log", "debug", "--set", "log.format=json"]).output().unwrap();
     let common = |level: &str, message: &str, fields: Value| {
@@ -64,7 +64,7 @@ fn lines_in_json_are_an_object_each() {
                 "INFO",
                 "batch started",
                 json!({
-                    "seq": 1, "count": 1, "mode": "smart", "max_concurrency": 5, "read_only": 1, "mutating": 0,
+                    "seq": 1, "count": 1, "mode": "smart", "max_concurrency": 4, "read_only": 1, "mutating": 0,
                     "target": "wieldy::batch",
                 })
             ),
@@ -72,21 +72,21 @@ fn lines_in_json_are_an_object_each() {
                 "DEBUG",
                 "call accepted",
                 json!({
-                    "seq": 2, "call_id": "x", "tool": "Read", "arguments": "{\"path\":\"b.txt\"}",
+                    "seq": 2, "call_id": "x", "tool": "Read", "provider": "builtin", "arguments": "{\"path\":\"b.txt\"}",
                 })
             ),
             common(
                 "INFO",
                 "call started",
                 json!({
-                    "seq": 3, "call_id": "x", "tool": "Read", "attempt": 1, "attempts_max": 3, "timeout_ms": 10000, "read_only": true,
+                    "seq": 3, "call_id": "x", "tool": "Read", "provider": "builtin", "attempt": 1, "attempts_max": 3, "timeout_ms": 10000, "read_only": true,
                 })
             ),
             common(
                 "WARN",
                 "call failed",
                 json!({
-                    "seq": 4, "call_id": "x", "tool": "Read", "status": "failed", "attempts": 1, "cached": false,
+                    "seq": 4, "call_id": "x", "tool": "Read", "provider": "builtin", "status": "failed", "attempts": 1, "cached": false,
                     "output_bytes": 0, "code": "E3302", "error": error,
                 })
             ),
@@ -110,7 +110,7 @@ fn a_failure_is_printed_once_by_default() {
     assert_eq!(failing(&["--log", "warn"]), once);
     assert_eq!(failing(&["--log", "off"]), once);
     assert!(failing(&["--log", "info"]).contains(" WARN wieldy::call: call failed "));
-    let line = r#"[time]  WARN wieldy::call: call failed seq=3 execution=[id] tool="Read" agent="local" status="failed" duration_ms=[number] queued_ms=[number] attempts=1 cached=false output_bytes=0 code="E3302" error="there is no `b.txt`""#;
+    let line = r#"[time]  WARN wieldy::call: call failed seq=3 execution=[id] tool="Read" provider="builtin" agent="local" status="failed" duration_ms=[number] queued_ms=[number] attempts=1 cached=false output_bytes=0 code="E3302" error="there is no `b.txt`""#;
     assert_eq!(failing(&["--log", "warn,wieldy::call=warn"]), format!("{line}\n{once}"));
 }
 

@@ -256,10 +256,36 @@ fn a_client_gives_an_idempotency_key_in_the_meta_of_a_call() {
         assert_eq!(runs(), expected);
         for (id, wrong) in (4..).zip([json!(5), json!(""), json!("k".repeat(513))]) {
             let told = call(id, json!({"wieldy/idempotency-key": wrong}));
-            let message = "`wieldy/idempotency-key` in `_meta` must be a text of 1 to 512 bytes";
-            assert_eq!(told["error"], json!({"code": -32602, "message": message}));
+            let error = &told["result"]["_meta"]["wieldy/error"];
+            let message = "`wieldy/idempotency-key` in `_meta` is a text of 1 to 512 bytes";
+            assert_eq!((&error["code"], &error["message"]), (&json!("E3002"), &json!(message)), "{told}");
         }
         assert_eq!(runs(), expected, "a call with a wrong key does not run");
         client.end();
     }
+}
+
+#[test]
+fn a_request_brings_options_and_a_batch_makes_several_calls() {
+    let config = "serve.mcp.batch = \"all\"\nserve.mcp.priority-max = \"high\"\nlimits.batch-calls-max = 2\n";
+    let world = World::new().file("a.txt", "one\n").file("wieldy.toml", config);
+    let mut client = Client::start(&world, &["--state", "../state"]);
+    let mut call = |id: u32, tool: &str, arguments: Value, meta: Value| {
+        let params = json!({"name": tool, "arguments": arguments, "_meta": meta});
+        client.ask(json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params}))["result"].take()
+    };
+    let meta = json!({"wieldy/priority": "high", "wieldy/metadata": {"run": 5}, "wieldy/timeout_ms": 60_000});
+    let told = call(1, "Read", json!({"path": "a.txt"}), meta.clone());
+    assert_eq!(told["isError"], json!(false), "{told}");
+    let read = json!({"id": "r", "tool": "Read", "arguments": {"path": "a.txt"}});
+    let write = json!({"tool": "Write", "arguments": {"path": "b.txt", "content": {"$result": "r"}}});
+    let told = call(2, "batch", json!({"calls": [read, write]}), meta);
+    assert_eq!(told["_meta"]["wieldy/batch"]["summary"]["succeeded"], 2, "{told}");
+    assert_eq!(std::fs::read_to_string(world.path("b.txt")).unwrap(), "one\n");
+    let told = call(3, "batch", json!({"calls": [read, read, read]}), json!({}));
+    assert_eq!(told["_meta"]["wieldy/error"]["details"]["allowed"], 2, "{told}");
+    client.end();
+    let found = world.json(&["history", "--metadata", "run=5", "--json", "--state", "../state"]);
+    let tools: Vec<&Value> = found["executions"].as_array().unwrap().iter().map(|call| &call["tool"]).collect();
+    assert_eq!(tools, ["Write", "Read", "Read"]);
 }

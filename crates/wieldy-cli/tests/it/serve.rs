@@ -347,3 +347,35 @@ fn a_disconnected_client_leaves_no_process_and_one_record() {
     assert_eq!(statuses(), ["success", "cancelled"]);
     assert_eq!(server.stop(), format!("{OPEN}{STOPPING}"));
 }
+
+#[test]
+fn the_context_of_a_token_wins_over_the_claim_of_a_client() {
+    let secret = "a-secret-of-ada-0123456789";
+    let config = format!(
+        "tools.manifests = [\"where.toml\"]\n[serve.tokens.ada]\ntoken = \"{secret}\"\nscopes = [\"*\"]\n\
+         permissions = [\"*\"]\ncontext = {{ desk = 7, at = {{ floor = 2 }} }}\n"
+    );
+    let tool = "[[tool]]\nname = \"where\"\ndescription = \"\"\ncommand = [\"cat\"]\nstdin = \"{context}\"\n";
+    let world = World::new().file("where.toml", tool).file("wieldy.toml", &config);
+    let server = Server::start(&world, &[]);
+    let bearer = format!("Authorization: Bearer {secret}");
+    let (headers, mut body) = asking("tools/call", "where", json!({"name": "where", "arguments": {}}), &json!({}));
+    body = body.replacen("\"_meta\":{", "\"_meta\":{\"wieldy/context\":{\"desk\":1,\"room\":\"a\"},", 1);
+    let headers: Vec<&str> = headers.iter().map(String::as_str).chain([bearer.as_str()]).collect();
+    let told = message(&server.send("POST", "/mcp", &headers, &body).1);
+    assert_eq!(told["result"]["content"][0]["text"], r#"{"desk":7,"room":"a","at":{"floor":2}}"#, "{told}");
+    server.stop();
+    let shown = world.run(&["config", "show"]);
+    assert!(!shown.contains("desk = 7") && !shown.contains("= 7 ["), "{shown}");
+    for (context, wrong) in [
+        ("{ k = 2026-11-18 }", "JSON has no times"),
+        ("{ k = inf }", "inf is no number of JSON"),
+        (&*format!("{{ k = \"{}\" }}", "x".repeat(20_000)), "the context of the call is too large"),
+        ("5", "invalid type"),
+    ] {
+        let text = config.replace("{ desk = 7, at = { floor = 2 } }", context);
+        let world = World::new().file("where.toml", tool).file("wieldy.toml", &text);
+        let told = world.run(&["serve", "--listen", "127.0.0.1:0"]);
+        assert!(told.contains(wrong), "{told}");
+    }
+}

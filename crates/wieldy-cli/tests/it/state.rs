@@ -46,8 +46,8 @@ fn facts_over_mcp_are_the_callers_own() {
     let metrics = lines(&ada.call(4, "GetMetrics", json!({"tool": "Read"})));
     assert!(metrics[0].starts_with("Read: 2 calls, 1 failed; p50 "), "{metrics:?}");
     assert!(metrics.contains(&"now calls.running: 1".to_owned()), "{metrics:?}");
-    let logs = lines(&ada.call(5, "GetLogs", json!({"level": "error"})));
-    assert!(logs.len() == 1 && logs[0].contains(" error tool.call.failure Read "), "{logs:?}");
+    let logs = lines(&ada.call(5, "GetLogs", json!({"level": "warn"})));
+    assert!(logs.len() == 1 && logs[0].contains(" warn tool.call.failure Read "), "{logs:?}");
     ada.end();
 
     let mut bob = Client::start(&world, &["--agent", "bob"]);

@@ -67,7 +67,8 @@ fn filters_narrow_the_list() {
 
 #[test]
 fn a_definition_is_shown_with_its_schema() {
-    let world = World::new().file(".wieldy/tools/greet.toml", MANIFEST);
+    let max = "[resources.max]\ncpu-millicores = 2000\nmemory-mb = 4096\n";
+    let world = World::new().file(".wieldy/tools/greet.toml", MANIFEST).file("wieldy.toml", max);
     insta::assert_snapshot!(world.run(&["tools", "show", "greet"]), @r#"
     exit: 0
     ----- stdout -----
@@ -79,6 +80,13 @@ fn a_definition_is_shown_with_its_schema() {
     promises:        read-only, idempotent, open world
     permissions:     programs.run
     confirmation:    each time
+    limits:          cpu-millicores 500 (`resources`), at most 2000 (`resources.max`)
+                     memory-mb 1024 (`resources`), at most 4096 (`resources.max`)
+                     processes 256 (`resources`), at most 256 (`resources`)
+                     open-files 1024 (`resources`), at most 1024 (`resources`)
+                     disk-mb 1024 (`resources`), at most 1024 (`resources`)
+                     disk-files 250000 (`resources`), at most 250000 (`resources`)
+                     output-mb 64 (`resources`), at most 64 (`resources`)
 
     {
       "type": "object",
@@ -397,4 +405,50 @@ fn completing_starts_no_server_and_prints_no_warning() {
     // A configuration with a mistake offers no candidates, and prints nothing.
     let world = world.file("../home/.config/wieldy/wieldy.toml", "retry = 5\n");
     assert_eq!(offered(&world, &["call", "Re"]), "");
+}
+
+/// Returns the lines of `tools show` about limits.
+fn limits_of(world: &World, tool: &str) -> Vec<String> {
+    let told = world.run(&["tools", "show", tool]);
+    let lines = told.lines().skip_while(|line| !line.starts_with("limits:")).take(7);
+    lines.map(|line| line[16..].trim().to_owned()).collect()
+}
+
+#[test]
+fn a_tool_shows_its_limits_and_where_they_come_from() {
+    let settings = "[resources]\nprocesses = 300\n[resources.max]\nmemory-mb = 3000\n\
+                    [resources.tools.Bash]\nmemory-mb = 2000\n[resources.tools.Bash.max]\ncpu-millicores = 700\n";
+    let world = World::new().file("wieldy.toml", settings);
+    assert_eq!(
+        limits_of(&world, "Bash"),
+        [
+            "cpu-millicores 500 (`resources`), at most 700 (`resources.tools.Bash.max`)",
+            "memory-mb 2000 (`resources.tools.Bash`), at most 3000 (`resources.max`)",
+            "processes 300 (`resources`), at most 300 (`resources`)",
+            "open-files 1024 (`resources`), at most 1024 (`resources`)",
+            "disk-mb 1024 (`resources`), at most 1024 (`resources`)",
+            "disk-files 250000 (`resources`), at most 250000 (`resources`)",
+            "output-mb 64 (`resources`), at most 64 (`resources`)",
+        ]
+    );
+    assert_eq!(limits_of(&world, "Build")[1], "memory-mb 3000 (`resources.max`), at most 3000 (`resources.max`)");
+    let told = world.json(&["tools", "show", "Bash", "--json"]);
+    assert_eq!(told["name"], "Bash");
+    assert_eq!(
+        told["resources"][1],
+        serde_json::json!({
+            "limit": "memory_bytes", "value": 2000_u64 << 20, "from": "operator_for_tool",
+            "max": 3000_u64 << 20, "max_from": "executor_max",
+        })
+    );
+}
+
+#[test]
+fn a_build_gets_two_cores_and_four_gibibytes_or_what_the_machine_has() {
+    let limits = limits_of(&World::new(), "Build");
+    let cores = std::thread::available_parallelism().unwrap().get();
+    let cpu = if cores < 2 { "1000 (this machine)" } else { "2000 (the tool's definition)" };
+    assert!(limits[0].starts_with(&format!("cpu-millicores {}", &cpu[..4])), "{limits:?}");
+    let memory: u64 = limits[1].split(' ').nth(1).unwrap().parse().unwrap();
+    assert!((1..=4096).contains(&memory), "{limits:?}");
 }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use insta::assert_snapshot;
 use serde_json::json;
 
+use crate::mcp::Client;
 use crate::world::World;
 
 /// Makes a world whose configuration names another wieldy, with a folder of its own, as the server `other`.
@@ -79,6 +80,32 @@ fn a_server_is_called_and_its_tools_are_known_afterwards() {
     error: there is no MCP server `othr`
     hint: did you mean `other`?
     ");
+}
+
+#[test]
+fn a_name_does_not_go_quietly_from_our_tool_to_that_of_a_server() {
+    let manifest = "[[tool]]\nname = \"write_file\"\ndescription = \"\"\ncommand = [\"true\"]\n";
+    let program = env!("CARGO_BIN_EXE_wieldy");
+    let folder = std::path::Path::new(program).parent().unwrap().display().to_string();
+    let config = format!(
+        "[mcp.servers.fs]\ncommand = {program:?}\nargs = [\"mcp\", \"--config\", \"other/other.toml\", \"--workspace\", \
+         \"other\", \"--isolation\", \"none\", \"--state\", \"other-state\"]\nisolation = \"none\"\nmounts = [{folder:?}]\n"
+    );
+    let world = World::new()
+        .file("other/fs.toml", manifest)
+        .file("other/other.toml", "[tools]\nmanifests = [\"fs.toml\"]\n")
+        .file("wieldy.toml", &config);
+    let ambiguous = "`write_file` could be any of `Write`, `fs__write_file`";
+    // The tools of the server are not known yet, and it is asked before the name is given to our tool.
+    let told = world.run(&["call", "write_file", "path=a.txt", "content=x"]);
+    assert!(told.starts_with("exit: 3") && told.contains(&format!("error[E3001]: {ambiguous}")), "{told}");
+    assert!(!world.path("a.txt").exists());
+    let mut client = Client::start(&world, &[]);
+    let answer = client.call(1, "write_file", json!({"path": "a.txt", "content": "x"}));
+    let error = &answer["error"]["data"];
+    assert_eq!((&error["code"], &error["message"]), (&json!("E3001"), &json!(ambiguous)), "{answer}");
+    client.end();
+    assert_eq!(world.code(&["call", "Write", "path=a.txt", "content=x"]), Some(0));
 }
 
 #[test]

@@ -7,6 +7,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::{CommandSpec, OutputForm, Variable};
+use crate::attempt::Backoff;
 use crate::confinement::ResourceLimits;
 use crate::duration::parse_duration;
 use crate::tool::{Annotations, CachePolicy, Constraints, Footprint, Provider, ToolSpec};
@@ -46,15 +47,21 @@ pub(super) struct FileTool {
     #[serde(default)]
     limits: FileLimits,
     #[serde(default)]
+    limits_max: FileLimits,
+    #[serde(default)]
     scopes: Vec<String>,
     cache: Option<FileDuration>,
     retries: Option<u32>,
+    retry_delay: Option<FileDuration>,
+    retry_backoff: Option<Backoff>,
     #[serde(default)]
     sensitive: Vec<String>,
     reads: Option<Vec<String>>,
     writes: Option<Vec<String>>,
     #[serde(default)]
     aliases: Vec<String>,
+    #[serde(default)]
+    argument_aliases: BTreeMap<String, String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -67,6 +74,22 @@ struct FileLimits {
     disk_mb: Option<u64>,
     disk_files: Option<u64>,
     output_mb: Option<u64>,
+}
+
+impl FileLimits {
+    fn resolve(&self) -> ResourceLimits {
+        // More bytes than a number holds are no limit either.
+        let bytes = |megabytes: Option<u64>| megabytes.map(|megabytes| megabytes.saturating_mul(1024 * 1024));
+        ResourceLimits {
+            cpu_millicores: self.cpu_millicores,
+            memory_bytes: bytes(self.memory_mb),
+            processes: self.processes,
+            open_files: self.open_files,
+            disk_bytes: bytes(self.disk_mb),
+            disk_files: self.disk_files,
+            output_bytes: bytes(self.output_mb),
+        }
+    }
 }
 
 /// A duration as people write it: `"30s"`, or a number of seconds.
@@ -115,6 +138,7 @@ impl FileTool {
     fn forget_mentions(&mut self) {
         (self.reads, self.writes, self.stdin) = (None, None, None);
         self.sensitive.clear();
+        self.argument_aliases.clear();
         self.command = Some(vec!["true".into()]);
     }
 
@@ -152,7 +176,6 @@ impl FileTool {
     }
 
     fn spec(self, input_schema: Value) -> ToolSpec {
-        let megabytes = |count: Option<u64>| count.map(|count| count.saturating_mul(1024 * 1024));
         let cautious = Annotations::default();
         let read_only = self.read_only.unwrap_or(false);
         ToolSpec {
@@ -178,23 +201,20 @@ impl FileTool {
                 output_bytes_max: self.output_bytes_max,
                 concurrency_max: self.concurrency_max.map(Into::into),
             },
-            limits: ResourceLimits {
-                cpu_millicores: self.limits.cpu_millicores,
-                memory_bytes: megabytes(self.limits.memory_mb),
-                processes: self.limits.processes,
-                open_files: self.limits.open_files,
-                disk_bytes: megabytes(self.limits.disk_mb),
-                disk_files: self.limits.disk_files,
-                output_bytes: megabytes(self.limits.output_mb),
-            },
+            limits: self.limits.resolve(),
+            limits_max: self.limits_max.resolve(),
             agent_scopes: self.scopes,
             cache: self.cache.map(|ttl| CachePolicy { ttl: ttl.0 }),
             retry: None,
             retries: self.retries,
+            retry_delay: self.retry_delay.map(|duration| duration.0),
+            backoff: self.retry_backoff,
             sensitive: self.sensitive,
             footprint: (self.reads.is_some() || self.writes.is_some())
                 .then(|| Footprint { reads: self.reads.unwrap_or_default(), writes: self.writes.unwrap_or_default() }),
             aliases: self.aliases,
+            weak_aliases: Vec::new(),
+            argument_aliases: self.argument_aliases,
             provider: Provider::Command,
         }
     }

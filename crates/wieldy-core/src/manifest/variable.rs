@@ -22,6 +22,11 @@ impl Variable {
             _ => None,
         }
     }
+
+    /// Returns true if the value is the context of each call, as JSON: the text is `{context}`.
+    pub fn is_context(&self) -> bool {
+        self.literal() == Some("{context}")
+    }
 }
 
 /// A file that holds the value of a variable.

@@ -28,7 +28,7 @@ pub use stream::StreamRedactor;
 /// The replacement for a secret.
 pub const REDACTED: &str = "[redacted]";
 
-/// Arguments that can be read only without their secrets: the type gives no access to the original.
+/// Arguments that others can read only without their secrets.
 ///
 /// The secrets are searched when the arguments are written or shown, and not before, so that a call does not wait for
 /// it.
@@ -36,6 +36,8 @@ pub const REDACTED: &str = "[redacted]";
 pub struct Redacted {
     raw: Arc<Value>,
     marked: Marked,
+    /// The other objects of the call. Their secrets are hidden, too.
+    beside: Vec<Arc<Value>>,
     /// The values that are secret by a mark or by their name, once they have been searched.
     own: OnceLock<Option<Arc<SecretSet>>>,
     /// Set once the call's output may contain a secret in parts.
@@ -47,7 +49,21 @@ pub(crate) type Marked = Option<Arc<[String]>>;
 
 impl Redacted {
     pub(crate) fn new(raw: Arc<Value>, marked: Marked) -> Self {
-        Self { raw, marked, own: OnceLock::new(), parted: OnceLock::new() }
+        Self { raw, marked, beside: Vec::new(), own: OnceLock::new(), parted: OnceLock::new() }
+    }
+
+    /// Makes the secrets among other objects of the call hidden, too.
+    pub(crate) fn beside(self, beside: Vec<Arc<Value>>) -> Self {
+        Self { beside, ..self }
+    }
+
+    /// Returns the arguments with their secrets, for [`CheckedArguments`](crate::CheckedArguments) alone.
+    pub(crate) fn raw(&self) -> &Value {
+        &self.raw
+    }
+
+    pub(crate) fn marked(&self) -> Marked {
+        self.marked.clone()
     }
 
     /// Returns true if the arguments have no secrets.
@@ -60,9 +76,12 @@ impl Redacted {
         let marked = self.marked.as_deref().unwrap_or_default();
         let once = redacted_value(&self.raw, Scope { marked, own: None });
         // A second pass finds the values of secret arguments within the other arguments.
-        match (&once, self.own()) {
-            (Cow::Owned(_), Some(own)) => redacted_value(&self.raw, Scope { marked, own: Some(own) }),
-            _ => once,
+        if matches!(once, Cow::Borrowed(_)) && self.beside.is_empty() {
+            return once;
+        }
+        match self.own() {
+            Some(own) => redacted_value(&self.raw, Scope { marked, own: Some(own) }),
+            None => once,
         }
     }
 
@@ -103,7 +122,8 @@ impl Redacted {
     }
 
     fn own(&self) -> Option<&Arc<SecretSet>> {
-        let look = || named_values(&self.raw, self.marked.as_deref().unwrap_or_default());
+        let objects = || std::iter::once(&self.raw).chain(&self.beside).map(|object| &**object);
+        let look = || named_values(objects(), self.marked.as_deref().unwrap_or_default());
         self.own.get_or_init(look).as_ref()
     }
 }
@@ -124,9 +144,9 @@ const OWN_MAX: usize = 64;
 const OWN_CHARACTERS_MIN: usize = 3;
 
 /// Returns the values that are secret by a mark or by their name.
-fn named_values(arguments: &Value, marked: &[String]) -> Option<Arc<SecretSet>> {
+fn named_values<'a>(objects: impl Iterator<Item = &'a Value>, marked: &[String]) -> Option<Arc<SecretSet>> {
     let mut found = BTreeSet::new();
-    find_named(arguments, marked, false, TEXTS_WITHIN_TEXTS_MAX, &mut found);
+    objects.for_each(|object| find_named(object, marked, false, TEXTS_WITHIN_TEXTS_MAX, &mut found));
     let is_much = found.len() > OWN_MAX || found.iter().map(String::len).sum::<usize>() > OWN_BYTES_MAX;
     match found.is_empty() {
         true => None,
@@ -208,6 +228,11 @@ pub(crate) fn sensitive_names(tool: &ToolSpec) -> Marked {
     let last = |name: &String| name.rsplit('/').next().unwrap_or_default().replace("~1", "/").replace("~0", "~");
     let mut names: Vec<String> = tool.sensitive.iter().map(last).collect();
     marked_names(&tool.input_schema, &mut names);
+    let real = marked(names.clone());
+    // Arguments that have both an alias and its real name are recorded as they came.
+    let is_secret = |name: &&String| is_secret_name(name, real.as_deref().unwrap_or_default());
+    let aliases = tool.argument_aliases.iter().filter(|(_, name)| is_secret(name));
+    names.extend(aliases.map(|(alias, _)| alias.clone()));
     marked(names)
 }
 

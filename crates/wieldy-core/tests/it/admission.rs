@@ -30,6 +30,19 @@ async fn an_agent_runs_four_calls_at_once_and_the_rest_waits() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_plan_sets_the_slots_of_its_agents() {
+    for (plan, at_once) in [("Core", 4), ("Teams", 10), ("Enterprise", 64)] {
+        let (tool, strings) = Puppet::new(ToolSpec::new("t", "").read_only(), [Act::Take(SECOND)]);
+        let world = World::with([tool], |builder| builder.limits = Limits::default());
+        let caller = Caller { plan: Some(plan.into()), ..Caller::local() };
+        let calls = (0..70).map(|_| world.executor.call(Call::new("t", json!({})).by(caller.clone())));
+        bounded(join_all(calls)).await;
+        assert_eq!((plan, strings.most_at_once()), (plan, at_once));
+        world.check();
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn one_agents_calls_do_not_hold_up_anothers() {
     let world = World::with([Puppet::reading("t", Act::Take(SECOND))], |builder| builder.limits = limits(1, 10));
     let by = |agent: &str| world.executor.call(Call::new("t", json!({})).by(Caller::agent(agent)));

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use serde_json::json;
 use wieldy_core::{
-    Backoff, Call, Code, Content, DynamicTimeout, Limit, Options, Outcome, ResourceLimits, RetryIf, RetryPolicy,
-    Status, ToolResult, ToolSpec,
+    Backoff, Call, Caller, Code, Content, DynamicTimeout, Limit, Options, Outcome, ResourceLimits, RetryIf,
+    RetryPolicy, Status, ToolResult, ToolSpec,
 };
 use wieldy_testkit::{Act, Puppet, World};
 
@@ -166,7 +166,7 @@ async fn output_before_a_stop_is_returned() {
     tool.call.pending {"tool":"t"}
     tool.call.started {"attempt":1,"attempts_max":3,"timeout_ms":1000,"read_only":false,"tool":"t"}
     tool.call.progress {"message":"half of it","stream":"stdout","tool":"t"}
-    tool.call.timeout {"status":"timeout","attempts":1,"cached":false,"output_bytes":10,"error":{"code":"E3103","name":"TIMEOUT","category":"timeout_error","message":"the run was stopped after 1.000 s","retryable":false,"suggestion":"give it more time, or ask for less at once","details":{"clock":"attempt","after_ms":1000.0}},"tool":"t"}
+    tool.call.timeout {"status":"timeout","attempts":1,"cached":false,"output_bytes":10,"error":{"code":"E3103","name":"TIMEOUT","category":"timeout_error","message":"the run was stopped after 1.000 s","retryable":false,"suggestion":"give it more time, or ask for less at once","details":{"clock":"attempt","after_ms":1000.0,"timeout_ms":1000.0}},"tool":"t"}
     "#);
 }
 
@@ -185,7 +185,7 @@ async fn a_run_that_reached_a_limit_before_it_was_stopped_says_so() {
     let message =
         "the run was stopped after 1.000 s, and the run passed its limit `processes`: it used 40, allowed are 40";
     assert_eq!(error.message, message);
-    let details = json!({"clock": "attempt", "after_ms": 1000.0, "limit": "processes", "allowed": 40, "used": 40});
+    let details = json!({"clock": "attempt", "after_ms": 1000.0, "timeout_ms": 1000.0, "limit": "processes", "allowed": 40, "used": 40});
     assert_eq!(json!(error.details), details);
 }
 
@@ -242,18 +242,38 @@ async fn an_answer_that_does_not_fit_the_output_schema_is_an_error() {
     }
 }
 
+const MIB: u64 = 1 << 20;
+
+/// Returns a tool that answers with the limits of its run.
+fn telling(spec: ToolSpec) -> std::sync::Arc<dyn wieldy_core::AnyTool> {
+    std::sync::Arc::new(wieldy_core::tool(spec.read_only(), |_: serde_json::Value, run: wieldy_core::Run| async move {
+        Ok(Outcome::default().structured(json!(run.confinement().limits)))
+    }))
+}
+
+fn memory_and_processes(memory_bytes: Option<u64>, processes: Option<u64>) -> ResourceLimits {
+    ResourceLimits { memory_bytes, processes, ..ResourceLimits::NONE }
+}
+
+/// Returns the limits that hold for a call, or the details of its refusal.
+async fn asked(world: &World, name: &str, by: Caller, limits: ResourceLimits) -> serde_json::Value {
+    let call = Call::new(name, json!({})).by(by).with(Options { limits, ..Options::default() });
+    let result = world.executor.call(call).await;
+    match result.error {
+        None => result.structured.unwrap(),
+        Some(error) => {
+            assert_eq!((error.code, result.attempts), (Code::ResourceLimitExceeded, 0), "{error:?}");
+            serde_json::to_value(&error.details).unwrap()
+        }
+    }
+}
+
 #[tokio::test(start_paused = true)]
-async fn a_call_may_ask_for_less_than_its_tool_or_the_executor_grants_and_never_for_more() {
-    let limits = |memory_bytes, processes| ResourceLimits { memory_bytes, processes, ..ResourceLimits::default() };
-    let tool = |name: &str, limits: ResourceLimits| {
-        let spec = ToolSpec { limits, ..ToolSpec::new(name, "").read_only() };
-        let tool = wieldy_core::tool(spec, |_: serde_json::Value, run: wieldy_core::Run| async move {
-            Ok(Outcome::default().structured(json!(run.confinement().limits)))
-        });
-        std::sync::Arc::new(tool) as std::sync::Arc<dyn wieldy_core::AnyTool>
-    };
+async fn a_call_may_ask_for_more_than_the_default_up_to_the_maximum() {
+    let limits = memory_and_processes;
+    let tool = |name: &str, limits| telling(ToolSpec { limits, ..ToolSpec::new(name, "") });
     let tools = [
-        tool("plain", ResourceLimits::default()),
+        tool("plain", ResourceLimits::NONE),
         tool("small", limits(Some(50), None)),
         tool("large", limits(Some(200), None)),
         tool("huge", limits(Some(2000), None)),
@@ -262,27 +282,123 @@ async fn a_call_may_ask_for_less_than_its_tool_or_the_executor_grants_and_never_
         builder.resource_limits = limits(Some(100), Some(10));
         builder.resource_limits_max = limits(Some(1000), None);
     });
-    for (name, asked, memory_bytes, processes) in [
-        ("plain", limits(None, None), 100, 10),
-        ("plain", limits(Some(99), Some(9)), 99, 9),
-        ("plain", limits(Some(101), Some(11)), 100, 10),
-        ("small", limits(None, None), 50, 10),
-        ("small", limits(Some(49), None), 49, 10),
-        ("small", limits(Some(100), Some(u64::MAX)), 50, 10),
-        ("large", limits(None, None), 200, 10),
-        ("large", limits(Some(150), None), 150, 10),
-        ("large", limits(Some(201), None), 200, 10),
-        ("huge", limits(Some(1500), None), 1000, 10),
+    let held = |memory: u64, processes: u64| json!({"memory_bytes": memory, "processes": processes});
+    let refused = |limit: &str, asked: u64, allowed: u64, by: &str| json!({"limit": limit, "asked": asked, "allowed": allowed, "held_by": by});
+    for (name, wish, told) in [
+        ("plain", limits(None, None), held(100, 10)),
+        ("plain", limits(Some(99), Some(9)), held(99, 9)),
+        ("plain", limits(Some(101), None), held(101, 10)),
+        ("plain", limits(Some(1000), None), held(1000, 10)),
+        ("plain", limits(Some(1001), None), refused("memory_bytes", 1001, 1000, "executor_max")),
+        ("plain", limits(None, Some(11)), refused("processes", 11, 10, "executor")),
+        ("small", limits(None, None), held(50, 10)),
+        ("small", limits(Some(49), None), held(49, 10)),
+        ("small", limits(Some(100), None), held(100, 10)),
+        ("large", limits(None, None), held(200, 10)),
+        ("large", limits(Some(201), None), held(201, 10)),
+        ("huge", limits(None, None), held(1000, 10)),
+        ("huge", limits(Some(1500), None), refused("memory_bytes", 1500, 1000, "executor_max")),
     ] {
-        let call = Call::new(name, json!({})).with(Options { limits: asked, ..Options::default() });
-        let held = world.executor.call(call).await.structured;
-        let expected = json!({"memory_bytes": memory_bytes, "processes": processes});
-        assert_eq!(held, Some(expected), "`{name}`, asked for {asked:?}");
+        assert_eq!(asked(&world, name, Caller::local(), wish).await, told, "`{name}`, asked for {wish:?}");
     }
     // A call may set a limit that the executor leaves unset.
-    let call = Call::new("plain", json!({}));
-    let open_files = ResourceLimits { open_files: Some(7), ..ResourceLimits::default() };
-    let held = world.executor.call(call.with(Options { limits: open_files, ..Options::default() })).await.structured;
-    assert_eq!(held, Some(json!({"memory_bytes": 100, "processes": 10, "open_files": 7})));
+    let open_files = ResourceLimits { open_files: Some(7), ..ResourceLimits::NONE };
+    let told = asked(&world, "plain", Caller::local(), open_files).await;
+    assert_eq!(told, json!({"memory_bytes": 100, "processes": 10, "open_files": 7}));
     world.check();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_may_ask_for_two_cores_and_four_gibibytes_where_no_maximum_is_set() {
+    let tools = || [telling(ToolSpec::new("t", ""))];
+    let limits = |cpu: u64, mib: u64| ResourceLimits {
+        cpu_millicores: Some(cpu),
+        memory_bytes: Some(mib * MIB),
+        ..ResourceLimits::NONE
+    };
+    let told = async |world: &World, cpu, mib| {
+        let told = asked(world, "t", Caller::local(), limits(cpu, mib)).await;
+        match told.get("held_by") {
+            None => format!("{} {}", told["cpu_millicores"], told["memory_bytes"].as_u64().unwrap() / MIB),
+            Some(by) => format!("{} {} {by}", told["limit"].as_str().unwrap(), told["allowed"]).replace('"', ""),
+        }
+    };
+    let world = World::new(tools());
+    assert_eq!(told(&world, 1000, 2048).await, "1000 2048");
+    assert_eq!(told(&world, 2000, 4096).await, "2000 4096");
+    assert_eq!(told(&world, 2001, 1).await, "cpu_millicores 2000 built_in");
+    assert_eq!(told(&world, 1, 4097).await, format!("memory_bytes {} built_in", 4096 * MIB));
+    let small = World::with(tools(), |builder| builder.machine = limits(1000, 2048));
+    assert_eq!(told(&small, 1000, 2048).await, "1000 2048");
+    assert_eq!(told(&small, 1001, 1).await, "cpu_millicores 1000 machine");
+    // An operator's default above that is allowed: it holds for calls that ask for nothing.
+    let wide = World::with(tools(), |builder| builder.resource_limits = limits(8000, 9000));
+    assert_eq!(told(&wide, 8000, 9000).await, "8000 9000");
+    assert_eq!(told(&wide, 8001, 1).await, "cpu_millicores 8000 executor");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_smallest_maximum_of_executor_plan_and_tool_counts() {
+    let memory = |bytes| memory_and_processes(Some(bytes), None);
+    let tools = [
+        telling(ToolSpec::new("plain", "")),
+        telling(ToolSpec { limits: memory(100), limits_max: memory(300), ..ToolSpec::new("own", "") }),
+        telling(ToolSpec::new("operators", "")),
+    ];
+    let world = World::with(tools, |builder| {
+        builder.resource_limits = memory(100);
+        builder.resource_limits_max = memory(1000);
+        let limits = wieldy_core::ToolLimits { limits: memory(150), max: memory(400) };
+        builder.tool_limits.insert("operators".into(), limits);
+        let plan = |bytes| wieldy_core::Plan { resources: memory(bytes), ..wieldy_core::Plan::UNLIMITED };
+        let policy = std::mem::take(&mut builder.policy);
+        builder.policy = policy.with_plan("Tiny", plan(80)).with_plan("Some", plan(350));
+    });
+    let by = |plan: &str| Caller { plan: (!plan.is_empty()).then(|| plan.to_owned()), ..Caller::local() };
+    for (name, plan, wish, told) in [
+        ("plain", "", 1000, json!(1000)),
+        ("own", "", 0, json!(100)),
+        ("own", "", 300, json!(300)),
+        ("own", "", 301, json!([300, "tool_max"])),
+        ("operators", "", 0, json!(150)),
+        ("operators", "", 400, json!(400)),
+        ("operators", "", 401, json!([400, "operator_max_for_tool"])),
+        ("operators", "Some", 351, json!([350, "plan"])),
+        ("own", "Some", 301, json!([300, "tool_max"])),
+        ("plain", "Tiny", 0, json!(80)),
+        ("plain", "Tiny", 81, json!([80, "plan"])),
+    ] {
+        let limits = if wish == 0 { ResourceLimits::NONE } else { memory(wish) };
+        let held = asked(&world, name, by(plan), limits).await;
+        let held = match held.get("held_by") {
+            None => held["memory_bytes"].clone(),
+            Some(by) => json!([held["allowed"], by]),
+        };
+        assert_eq!(held, told, "`{name}` by `{plan}`, asked for {wish}");
+    }
+    world.check();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_and_a_tool_set_delay_and_growth_of_their_retries() {
+    let failing = |spec: ToolSpec| {
+        let acts =
+            [Act::Fail(Code::TransportFailed, true), Act::Fail(Code::TransportFailed, true), Act::Say("at last")];
+        Puppet::new(spec, acts).0
+    };
+    let own = ToolSpec { retry_delay: Some(3 * SECOND), backoff: Some(Backoff::Linear), ..ToolSpec::new("own", "") };
+    let world = World::new([failing(ToolSpec::new("t", "").read_only()), failing(own.read_only())]);
+    let asked =
+        Options { retry_delay: Some(Duration::from_millis(200)), backoff: Some(Backoff::Linear), ..Options::default() };
+    for (tool, options, waited) in [("t", asked, 600), ("own", Options::default(), 9_000)] {
+        let began = tokio::time::Instant::now();
+        let result = world.executor.call(Call::new(tool, json!({})).with(options)).await;
+        assert_eq!((result.text().as_str(), result.attempts), ("at last", 3));
+        assert_eq!(began.elapsed(), Duration::from_millis(waited), "{tool}");
+    }
+    // The cap of the policy does not shorten the delay that was asked for.
+    let world = World::new([failing(ToolSpec::new("t", "").read_only().retry(linear(1)))]);
+    let began = tokio::time::Instant::now();
+    let result = called(&world, Options { retry_delay: Some(90 * SECOND), ..Options::default() }).await;
+    assert_eq!((result.attempts, began.elapsed()), (2, 90 * SECOND));
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use wieldy_core::{
-    Batch, BatchCall, BatchMode, Call, Caller, Code, Executor, Options, Outcome, Seen, SharedTool, Status, ToolSpec,
-    tool,
+    Batch, BatchCall, BatchMode, BatchResult, Body, Call, Caller, Code, ConcurrencyLimit, Executor, Limits, Options,
+    Outcome, Plan, Seen, SharedTool, Status, ToolSpec, tool,
 };
 use wieldy_testkit::{Act, HangingJournal, Puppet, World, bounded};
 
@@ -114,13 +114,15 @@ async fn parallel_keeps_to_its_limit_and_sequential_to_its_order() {
     let (tool, strings) = Puppet::new(ToolSpec::new("t", "").read_only(), [Act::Take(SECOND)]);
     let world = World::new([tool]);
     let calls = || (0..10).map(|number| Call::new("t", json!({ "n": number })));
-    let result =
-        world.executor.batch(Batch { mode: BatchMode::Parallel, max_concurrency: 3, ..Batch::new(calls()) }).await;
+    let result = world
+        .executor
+        .batch(Batch { mode: Some(BatchMode::Parallel), max_concurrency: Some(3), ..Batch::new(calls()) })
+        .await;
     assert_eq!((result.unwrap().summary.succeeded, strings.most_at_once()), (10, 3));
 
     let (tool, strings) = Puppet::new(ToolSpec::new("t", "").read_only(), [Act::Take(SECOND)]);
     let world = World::new([tool]);
-    world.executor.batch(Batch { mode: BatchMode::Sequential, ..Batch::new(calls()) }).await.unwrap();
+    world.executor.batch(Batch { mode: Some(BatchMode::Sequential), ..Batch::new(calls()) }).await.unwrap();
     assert_eq!(strings.most_at_once(), 1);
 }
 
@@ -130,7 +132,7 @@ async fn a_plan_without_parallel_runs_one_after_the_other() {
     let world = World::new([tool]);
     let caller = Caller { plan: Some("WriterPro".into()), ..Caller::local() };
     let calls = (0..4).map(|_| Call::new("t", json!({})).by(caller.clone()));
-    world.executor.batch(Batch { mode: BatchMode::Parallel, ..Batch::new(calls) }).await.unwrap();
+    world.executor.batch(Batch { mode: Some(BatchMode::Parallel), ..Batch::new(calls) }).await.unwrap();
     assert_eq!(strings.most_at_once(), 1);
 }
 
@@ -243,7 +245,7 @@ async fn a_batch_can_be_observed_and_its_events_are_in_order() {
     2 tool.call.pending {"arguments":{"path":"a"},"tool":"read"}
     2 tool.call.started {"attempt":1,"attempts_max":3,"timeout_ms":30000,"read_only":true,"tool":"read"}
     2 tool.call.success {"status":"success","attempts":1,"cached":false,"output_bytes":6,"tool":"read"}
-    tool.batch.completed {"total":2,"executed":2,"skipped":0,"succeeded":2,"failed":0,"read_only":1,"mutating":1}
+    tool.batch.completed {"total":2,"executed":2,"skipped":0,"succeeded":2,"failed":0,"read_only":1,"mutating":1,"most_at_once":1,"max_concurrency":5}
     "#);
 }
 
@@ -251,7 +253,7 @@ async fn a_batch_can_be_observed_and_its_events_are_in_order() {
 async fn cancelling_a_batch_ends_what_runs_and_skips_the_rest() {
     let world = World::new([Puppet::reading("t", Act::Take(10 * SECOND))]);
     let calls = (0..4).map(|number| Call::new("t", json!({})).id(number.to_string()));
-    let (id, result) = world.executor.spawn_batch(Batch { max_concurrency: 2, ..Batch::new(calls) });
+    let (id, result) = world.executor.spawn_batch(Batch { max_concurrency: Some(2), ..Batch::new(calls) });
     tokio::time::sleep(SECOND).await;
     let stranger = Caller { tenant: Some("other".into()), ..Caller::local() };
     assert_eq!(world.executor.cancel(id, &stranger), 0);
@@ -306,7 +308,7 @@ async fn a_batch_that_stops_on_errors_stops_at_a_reference_to_nothing() {
     let lost = json!({"path": {"$result": "a", "pointer": "/structured/nowhere"}});
     let mut calls =
         batch([call("a", "read", json!({"path": "x"})), call("b", "read", lost), call("c", "read", json!({}))]);
-    calls.mode = BatchMode::Sequential;
+    calls.mode = Some(BatchMode::Sequential);
     calls.stop_on_error = true;
     let result = world.executor.batch(calls).await.unwrap();
     let statuses: Vec<Status> = result.results.iter().map(|result| result.status).collect();
@@ -332,7 +334,7 @@ async fn a_long_batch_one_by_one_costs_no_more_than_its_calls() {
     let world = World::new([Puppet::writing("t", Act::Echo)]);
     for mode in [BatchMode::Sequential, BatchMode::Smart] {
         let mut many = batch((0..10_000).map(|n| call(&n.to_string(), "t", json!({}))));
-        many.mode = mode;
+        many.mode = Some(mode);
         assert_eq!(world.executor.batch(many).await.unwrap().summary.succeeded, 10_000);
     }
 }
@@ -367,7 +369,8 @@ async fn running_calls_are_polled_while_others_are_skipped() {
     waiting.call.options = Options { timeout: Some(2 * SECOND), retries: Some(0), ..Options::default() };
     calls.push(waiting);
     let began = tokio::time::Instant::now();
-    let result = executor_that_cannot_write().batch(Batch { mode: BatchMode::Parallel, ..batch(calls) }).await.unwrap();
+    let result =
+        executor_that_cannot_write().batch(Batch { mode: Some(BatchMode::Parallel), ..batch(calls) }).await.unwrap();
     assert_eq!((result.summary.executed, result.summary.skipped), (2, 100));
     let waited = &result.results[101];
     assert_eq!((waited.status, waited.text().as_str()), (Status::Timeout, "so far"));
@@ -429,4 +432,108 @@ async fn references_of_a_batch_are_bounded_in_all() {
         result.results.iter().map(|result| result.error.as_ref().map(|error| error.message.as_str())).collect();
     assert_eq!(ends, [None, None, None, None, None, Some(message), Some(message)]);
     world.check();
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_result_says_what_ran_beside_it_and_what_it_waited_for() {
+    let taking = |spec: ToolSpec| Puppet::new(spec, [Act::Take(SECOND)]).0;
+    let world = World::new([
+        taking(ToolSpec::new("read", "").read_only().reads("path")),
+        taking(ToolSpec::new("write", "").writes("path")),
+    ]);
+    let call = |tool: &str, path: &str| Call::new(tool, json!({ "path": path }));
+    let calls = || {
+        [call("read", "a").id("one"), call("read", "a"), call("write", "a").id("three"), call("read", "a")].into_iter()
+    };
+    let told = |result: &BatchResult| -> Vec<(Option<bool>, String)> {
+        result.results.iter().map(|result| (result.parallel, result.waited_for.join(" "))).collect()
+    };
+    let smart = world.executor.batch(Batch::new(calls())).await.unwrap();
+    let beside = |waited_for: &str| (Some(true), waited_for.to_owned());
+    let alone = |waited_for: &str| (Some(false), waited_for.to_owned());
+    assert_eq!(told(&smart), [beside(""), beside(""), alone("one #2"), alone("three")]);
+    assert_eq!(smart.summary.most_at_once, 2);
+    let sequential = Batch { mode: Some(BatchMode::Sequential), ..Batch::new(calls()) };
+    let sequential = world.executor.batch(sequential).await.unwrap();
+    assert_eq!(told(&sequential), [alone(""), alone("one"), alone("#2"), alone("three")]);
+    assert_eq!(sequential.summary.most_at_once, 1);
+    let parallel = Batch { mode: Some(BatchMode::Parallel), ..Batch::new(calls()) };
+    let parallel = world.executor.batch(parallel).await.unwrap();
+    assert_eq!(told(&parallel), [beside(""), beside(""), beside(""), beside("")]);
+    assert_eq!(parallel.summary.most_at_once, 4);
+    let alone = world.call("read", json!({"path": "a"})).await;
+    assert_eq!((alone.parallel, alone.waited_for), (None, vec![]));
+    world.check();
+}
+
+/// Runs twenty calls of one second as a batch of this plan. Returns the most that ran at once, and the summary's own
+/// words about it.
+async fn at_once(plan: Option<&str>, batch: impl FnOnce(Batch) -> Batch) -> (usize, serde_json::Value) {
+    let (tool, strings) = Puppet::new(ToolSpec::new("t", "").read_only(), [Act::Take(SECOND)]);
+    let world = World::with([tool], |builder| builder.limits = Limits::default());
+    let caller = Caller { plan: plan.map(str::to_owned), ..Caller::local() };
+    let calls = (0..20).map(|number| Call::new("t", json!({ "n": number })).by(caller.clone()));
+    let summary = world.executor.batch(batch(Batch::new(calls))).await.unwrap().summary;
+    assert_eq!(summary.succeeded, 20);
+    let told = json!({"max": summary.max_concurrency, "asked": summary.asked, "held_by": summary.held_by});
+    let started = world.events().iter().find_map(|event| match event.body {
+        Body::BatchStarted { max_concurrency, asked, held_by, .. } => Some((max_concurrency, asked, held_by)),
+        _ => None,
+    });
+    assert_eq!(started, Some((summary.max_concurrency, summary.asked, summary.held_by)));
+    (strings.most_at_once(), told)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_plan_gives_its_agents_the_slots_that_it_promises() {
+    let ten = |batch| Batch { max_concurrency: Some(10), ..batch };
+    let many = |batch| Batch { max_concurrency: Some(20), ..batch };
+    let whole = |max: usize| json!({"max": max, "asked": null, "held_by": null});
+    assert_eq!(at_once(Some("Teams"), ten).await, (10, whole(10)));
+    assert_eq!(at_once(Some("Teams"), |batch| batch).await, (5, whole(5)), "the default");
+    assert_eq!(at_once(Some("Enterprise"), many).await, (20, whole(20)));
+    assert_eq!(at_once(None, |batch| batch).await, (4, whole(4)), "a default that is not reached is no news");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_batch_says_what_held_fewer_calls_at_once_than_were_asked_for() {
+    let ten = |batch| Batch { max_concurrency: Some(10), ..batch };
+    let held = |max: usize, asked: usize, by: &str| json!({"max": max, "asked": asked, "held_by": by});
+    assert_eq!(at_once(None, ten).await, (4, held(4, 10, "calls_running_per_agent_max")));
+    let wide = |batch| Batch { max_concurrency: Some(100), ..batch };
+    assert_eq!(at_once(Some("Teams"), wide).await, (10, held(10, 100, "plan_parallel_max")));
+    assert_eq!(at_once(Some("Enterprise"), wide).await, (20, held(64, 100, "calls_running_max")));
+    let parallel = |batch| Batch { mode: Some(BatchMode::Parallel), ..batch };
+    assert_eq!(at_once(Some("WriterPro"), parallel).await, (1, held(1, 5, "plan_parallel_max")));
+    assert_eq!(at_once(Some("WriterPro"), ten).await, (1, held(1, 10, "plan_parallel_max")));
+    let unheld = json!({"max": 1, "asked": null, "held_by": null});
+    assert_eq!(at_once(Some("WriterPro"), |batch| batch).await, (1, unheld.clone()), "the defaults are no wish");
+    let sequential = |batch| Batch { mode: Some(BatchMode::Sequential), max_concurrency: Some(10), ..batch };
+    assert_eq!(at_once(Some("WriterPro"), sequential).await, (1, unheld), "that is what was asked for");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tool_holds_its_own_calls_of_a_batch() {
+    let mut spec = ToolSpec::new("few", "").read_only();
+    spec.constraints.concurrency_max = Some(2);
+    let world = World::new([Puppet::new(spec, [Act::Take(SECOND)]).0, Puppet::reading("t", Act::Take(SECOND))]);
+    let calls = ["few", "few", "few", "few", "t"].map(|tool| Call::new(tool, json!({})));
+    let summary = world.executor.batch(Batch { max_concurrency: Some(4), ..Batch::new(calls) }).await.unwrap().summary;
+    assert_eq!(
+        (summary.max_concurrency, summary.asked, summary.held_by),
+        (3, Some(4), Some(ConcurrencyLimit::ToolConcurrencyMax))
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_plan_without_slots_keeps_those_of_the_executor() {
+    let (tool, strings) = Puppet::new(ToolSpec::new("t", "").read_only(), [Act::Take(SECOND)]);
+    let world = World::with([tool], |builder| {
+        builder.limits = Limits::default();
+        builder.policy = std::mem::take(&mut builder.policy).with_plan("Plain", Plan::UNLIMITED);
+    });
+    let caller = Caller { plan: Some("Plain".into()), ..Caller::local() };
+    let calls = (0..20).map(|_| Call::new("t", json!({})).by(caller.clone()));
+    let summary = world.executor.batch(Batch { max_concurrency: Some(9), ..Batch::new(calls) }).await.unwrap().summary;
+    assert_eq!((strings.most_at_once(), summary.held_by), (4, Some(ConcurrencyLimit::CallsRunningPerAgentMax)));
 }

@@ -7,7 +7,7 @@ use futures_util::FutureExt;
 use serde_json::json;
 use wieldy_core::{
     Batch, Body, Call, CallError, Caller, Code, Content, Filter, JournalError, Level, MemoryArtifacts, NotFound,
-    Options, Outcome, Run, Seen, Status, Stream, Target, ToolSpec, artifact,
+    Options, Outcome, Run, Seen, Status, Stream, Target, ToolSpec, UsedSandbox, artifact,
 };
 use wieldy_testkit::{Act, FakeSandbox, Puppet, World, bounded};
 
@@ -450,7 +450,8 @@ async fn a_process_needs_a_sandbox_of_the_level_asked_for() {
                 terminal: None,
             };
             let exit = run.execute(&command).await?;
-            Ok(Outcome { usage: Some(Box::new(exit.usage)), sandbox: Some(exit.sandbox), ..run.captured() })
+            let sandbox = UsedSandbox::new(exit.sandbox, run.confinement().limits);
+            Ok(Outcome { usage: Some(Box::new(exit.usage)), sandbox: Some(sandbox), ..run.captured() })
         })
     };
     let native = World::new([std::sync::Arc::new(tool()) as _]);
@@ -513,7 +514,7 @@ fn every_event_name_is_listed_once() {
 #[tokio::test(start_paused = true)]
 async fn an_event_on_the_wire_is_a_cloud_event() {
     let world = World::new([Puppet::reading("t", Act::Echo)]);
-    let caller = Caller { session: Some("s".into()), ..Caller::agent("did:a") };
+    let caller = Caller { session: Some("s".into()), user: Some("ada".into()), ..Caller::agent("did:a") };
     world.executor.call(Call::new("t", json!({"n": 1})).id("c1").by(caller)).await;
     let mut event = world.events()[0].cloud_event();
     assert!(event["time"].as_str().unwrap().ends_with('Z') && event["subject"].as_str().unwrap().len() == 36);
@@ -522,10 +523,65 @@ async fn an_event_on_the_wire_is_a_cloud_event() {
         event,
         json!({
             "specversion": "1.0", "id": "1", "source": "/wieldy", "type": "tool.call.pending", "time": "…",
-            "datacontenttype": "application/json", "agent": "did:a", "data": {"arguments": {"n": 1}, "tool": "t"},
-            "subject": "…", "callid": "c1", "session": "s",
+            "datacontenttype": "application/json", "severity": "debug", "agent": "did:a",
+            "data": {"arguments": {"n": 1}, "message": "call accepted", "elapsed_ms": 0.0, "tool": "t"},
+            "subject": "…", "callid": "c1", "session": "s", "user": "ada", "provider": "local",
         })
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_event_on_the_wire_says_how_bad_it_is_and_what_it_means() {
+    let tools = [
+        Puppet::reading("t", Act::Echo),
+        Puppet::reading("late", Act::Hang),
+        Puppet::reading("denied", Act::Fail(Code::FilesystemPolicyViolation, false)),
+        Puppet::writing("lost", Act::Panic),
+        Puppet::reading("ticks", Act::Tick(1, SECOND)),
+    ];
+    let world = World::new(tools);
+    let options = Options { timeout: Some(SECOND), retries: Some(0), ..Options::default() };
+    for tool in ["t", "late", "denied", "lost", "ticks"] {
+        world.executor.call(Call::new(tool, json!({})).with(options.clone())).await;
+    }
+    let mut told: Vec<String> = Vec::new();
+    for event in world.events() {
+        let event = event.cloud_event();
+        let data = &event["data"];
+        assert!(data["elapsed_ms"].as_f64().is_some_and(|elapsed| elapsed >= 0.0), "{event}");
+        let line = format!("{} {} {}", event["severity"], event["type"], data["message"]).replace('"', "");
+        if event["type"] == "tool.call.timeout" {
+            assert_eq!((&data["clock"], &data["timeout_ms"]), (&json!("attempt"), &json!(1000.0)));
+        }
+        if !told.contains(&line) {
+            told.push(line);
+        }
+    }
+    assert_eq!(
+        told,
+        [
+            "debug tool.call.pending call accepted",
+            "debug tool.call.started call started",
+            "debug tool.call.success call ended",
+            "warning tool.call.timeout call timed out",
+            "warning tool.call.failure call failed",
+            "error tool.call.failure call failed",
+            "debug tool.call.progress tick 1",
+        ]
+    );
+}
+
+#[test]
+fn a_message_of_an_events_own_is_kept_and_each_event_has_one() {
+    for name in Body::NAMES {
+        assert_ne!(wieldy_core::event_message(name, &json!({})), "another event", "{name}");
+        let mut data = json!({"message": "its own"});
+        wieldy_core::complete_event_data(name, &mut data, 1.5);
+        assert_eq!(data, json!({"message": "its own", "elapsed_ms": 1.5}));
+    }
+    for name in ["source.stale", "sandbox.violation", "tool.call.timeout"] {
+        assert_eq!(wieldy_core::Severity::of(name, &json!({})), wieldy_core::Severity::Warning, "{name}");
+    }
 }
 
 #[test]
@@ -626,4 +682,19 @@ async fn each_denial_is_one_event_whether_reported_at_once_or_at_the_end() {
     let wanted = [("s", "file system: at-once: hidden"), ("s", "file system: at-the-end: hidden"), ("", "between")];
     assert_eq!(denials, wanted);
     world.check();
+}
+
+#[tokio::test]
+async fn a_stale_source_names_the_project_of_its_call() {
+    let stale = wieldy_core::tool(ToolSpec::new("t", ""), async |_: serde_json::Value, run: Run| {
+        run.source_stale("a.md", "1", Some("2"));
+        Ok(Outcome::text("read"))
+    });
+    let world = World::new([Arc::new(stale) as _]);
+    world.call("t", json!({"project_id": "default"})).await;
+    world.call("t", json!({})).await;
+    let events = world.events();
+    let stale = events.iter().filter(|event| matches!(event.body, Body::SourceStale { .. }));
+    let projects: Vec<_> = stale.map(|event| event.data()["project_id"].clone()).collect();
+    assert_eq!(projects, [json!("default"), json!(null)]);
 }

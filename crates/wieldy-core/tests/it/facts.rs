@@ -23,7 +23,7 @@ async fn facts_never_show_calls_and_tasks_of_others() {
         (Caller { agent: "bob".into(), ..ada() }, false),
         (Caller { tenant: None, ..ada() }, false),
         (Caller { user: None, ..ada() }, false),
-        (Caller { tenant: Some(String::new()), ..ada() }, false),
+        (Caller { tenant: Some("none".into()), ..ada() }, false),
     ] {
         let facts = world.executor.call(Call::new("facts", json!({})).by(caller.clone())).await.structured.unwrap();
         let expected = if own { (json!(2), json!(1), Some(&json!("running"))) } else { (json!(1), json!(0), None) };

@@ -209,7 +209,7 @@ fn no_mistake_of_a_tool_hides_another() {
         // The arguments exist but cannot be read, so references to them are not reported.
         (
             "[[tool]]\nname = \"a\"\ndescription = \"\"\ncommand = [\"x\", \"{q}\"]\nreads = [\"q\"]\n[tool.argumnts.q]\ntype = \"string\"\n",
-            vec!["line 6: tool `a`: unknown field `argumnts`; did you mean `arguments`?".into()],
+            vec!["line 6: tool `a`: unknown field `argumnts`; did you mean `arguments` or `argument-aliases`?".into()],
         ),
         (
             "[[tool]]\nname = \"a\"\ndescription = \"\"\ncommand = [\"x\"]\nreads = [\"q\"]\narguments = 5\n",

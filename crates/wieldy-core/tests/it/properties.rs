@@ -90,7 +90,7 @@ proptest! {
                 let arguments = json!({"path": operation.path, "takes_ms": operation.takes_ms, "text": format!("{number},")});
                 Call::new(if operation.write { "write" } else { "read" }, arguments)
             });
-            let result = world.executor.batch(Batch { max_concurrency, ..Batch::new(calls) }).await.unwrap();
+            let result = world.executor.batch(Batch { max_concurrency: Some(max_concurrency), ..Batch::new(calls) }).await.unwrap();
             world.check();
             let seen: Vec<String> = result.results.iter().map(|result| result.text()).collect();
             let files = files.lock().unwrap().clone();
@@ -149,6 +149,7 @@ fn event(token: &str) -> Body {
             arguments: json!({}).into(),
             called_as: None,
             workspace: None,
+            metadata: None,
             task: false,
             rerun: None,
         },

@@ -154,7 +154,7 @@ async fn a_repeated_idempotency_key_returns_the_first_result() {
         (error.code, error.message.as_str(), error.suggestion.as_deref()),
         (
             Code::ValidationFailed,
-            "the idempotency key was used before for another call: with other arguments, for another user, with other \
+            "the idempotency key was used before for another call: with other arguments, in another context, for another user, with other \
              scopes or permissions, or with an earlier definition of the tool",
             Some("use another key, or call it exactly as before to get the first result")
         )

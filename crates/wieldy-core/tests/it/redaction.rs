@@ -113,7 +113,13 @@ fn shown(place: usize, secret: &str, around: &str, cuts: &[prop::sample::Index])
         7 => Body::RetryExhausted { attempts: 2, error: error() },
         8 => Body::SandboxViolation { sandbox: "s".into(), message: text },
         9 => Body::SelfNotify(note),
-        10 => Body::SourceStale { path: text.clone(), previous_hash: "".into(), current_hash: None, message: text },
+        10 => Body::SourceStale {
+            path: text.clone(),
+            project_id: Some(text.clone()),
+            previous_hash: "".into(),
+            current_hash: None,
+            message: text,
+        },
         11 => {
             let (confirmation, digest) = ("01890000-0000-7000-8000-000000000000".parse().unwrap(), "d".into());
             Body::ConfirmationRequested { confirmation, digest, reason: text, expires_in_ms: 1 }
@@ -123,6 +129,7 @@ fn shown(place: usize, secret: &str, around: &str, cuts: &[prop::sample::Index])
             task: false,
             called_as: None,
             workspace: None,
+            metadata: None,
             rerun: None,
         },
         _ => Body::CallProgress { percent: None, message: Some(text), stream: None, elapsed_ms: 0.0 },

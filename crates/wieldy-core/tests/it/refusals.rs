@@ -199,7 +199,7 @@ async fn plans_limit_batches_and_unknown_plans_allow_nothing() {
     let world = World::with([Puppet::reading("t", Act::Echo)], |builder| {
         let policy = std::mem::take(&mut builder.policy);
         builder.policy =
-            policy.with_plan("Tiny", Plan { batch_max: Some(1), parallel_max: Some(1), full_events: false });
+            policy.with_plan("Tiny", Plan { batch_max: Some(1), parallel_max: Some(1), ..Plan::UNLIMITED });
     });
     let planned = |plan: &str| Caller { plan: Some(plan.into()), ..Caller::local() };
     let calls = |caller: Caller| wieldy_core::Batch::new((0..2).map(|_| Call::new("t", json!({})).by(caller.clone())));
@@ -217,6 +217,46 @@ async fn plans_limit_batches_and_unknown_plans_allow_nothing() {
             "the plan `Gold` is not configured; there are `Core`, `Enterprise`, `Teams`, `Tiny`, `WriterPro`"
         )
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tool_outside_the_plan_is_refused_with_the_plans_that_have_it() {
+    let scoped = |name: &str, scope: &str| Puppet::new(ToolSpec::new(name, "").read_only().scope(scope), [Act::Echo]).0;
+    let tools = [Puppet::reading("git__log", Act::Echo), Puppet::reading("t", Act::Echo), scoped("s", "docs")];
+    let world = World::with(tools, |builder| {
+        let policy = std::mem::take(&mut builder.policy);
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        builder.policy = policy
+            .with_plan("Git", Plan { tools: names(&["git__*"]), ..Plan::UNLIMITED })
+            .with_plan("Other", Plan { scopes: names(&["other"]), ..Plan::UNLIMITED })
+            .with_plan("Both", Plan { tools: names(&["t", "s"]), scopes: names(&["other"]), ..Plan::UNLIMITED });
+    });
+    let refused = async |plan: &str| {
+        let caller = Caller { plan: Some(plan.into()), ..Caller::local() };
+        let call = |tool: &str| world.executor.call(Call::new(tool, json!({})).by(caller.clone()));
+        let mut refused = Vec::new();
+        for tool in ["git__log", "t", "s"] {
+            refused.extend(call(tool).await.error.map(|error| (tool.to_owned(), error.code)));
+        }
+        refused
+    };
+    let no =
+        |tools: &[&str]| -> Vec<_> { tools.iter().map(|tool| ((*tool).to_owned(), Code::PlanLimitExceeded)).collect() };
+    assert_eq!(refused("Git").await, no(&["t", "s"]));
+    assert_eq!(refused("Other").await, no(&["s"]), "a tool without a scope is in every plan");
+    assert_eq!(refused("Both").await, no(&["git__log", "s"]), "both must include it");
+    assert_eq!(refused("Teams").await, []);
+    let caller = Caller { plan: Some("Git".into()), ..Caller::local() };
+    let error = world.executor.call(Call::new("s", json!({})).by(caller)).await.error.unwrap();
+    assert_eq!(
+        error.message,
+        "the plan `Git` does not include `s`; the plans `Core`, `Enterprise`, `Teams`, `WriterPro` do"
+    );
+    assert_eq!(
+        serde_json::to_value(&error.details).unwrap(),
+        json!({"plan": "Git", "tool": "s", "plans": ["Core", "Enterprise", "Teams", "WriterPro"]})
+    );
+    world.check();
 }
 
 #[tokio::test(start_paused = true)]

@@ -7,8 +7,8 @@ use jiff::Timestamp;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use wieldy_core::{
-    Call, CallError, Caller, Code, Command, Confinement, Exit, Level, OutputSink, Place, ResourceLimits, Sandbox,
-    SandboxChange, SandboxError, SandboxId, SandboxRef, SandboxStatus,
+    Call, CallError, Caller, Code, Command, Confinement, Exit, Level, Options, OutputSink, Place, ResourceLimits,
+    Sandbox, SandboxChange, SandboxError, SandboxId, SandboxRef, SandboxStatus,
 };
 use wieldy_testkit::{Act, Puppet, World};
 
@@ -33,7 +33,7 @@ impl Sandbox for Books {
         _: Arc<dyn OutputSink>,
         _: CancellationToken,
     ) -> BoxFuture<'a, Result<Exit, SandboxError>> {
-        Box::pin(async { Err(SandboxError::Creation { reason: "there are no processes here".into() }) })
+        Box::pin(async { Err(SandboxError::creation_because("there are no processes here")) })
     }
 
     fn create<'a>(&'a self, confinement: &'a Confinement) -> BoxFuture<'a, Result<SandboxStatus, SandboxError>> {
@@ -158,4 +158,19 @@ async fn the_sandboxes_of_a_session_that_is_over_go_unless_something_runs_in_the
     let session = over.session_key().unwrap();
     tokio::join!(world.executor.end_session(&session), ending);
     assert_eq!(left(), ["books-3", "books-4"], "what ends soon is waited for");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_may_not_ask_for_more_than_its_parent_sandbox_has() {
+    let world = world();
+    let memory = |bytes| ResourceLimits { memory_bytes: Some(bytes), ..ResourceLimits::NONE };
+    let mine = caller("one", "a", None);
+    let id = world.executor.create_sandbox(&mine, None, memory(1500 << 20)).await.unwrap().sandbox.id;
+    let called = async |limits| {
+        let call = Call::new("t", json!({})).by(within(&id, &mine));
+        world.executor.call(call.with(Options { limits, ..Options::default() })).await.error
+    };
+    assert_eq!(called(memory(1500 << 20)).await, None);
+    let error = called(memory((1500 << 20) + 1)).await.unwrap();
+    assert_eq!((error.code, &error.details["held_by"]), (Code::ResourceLimitExceeded, &json!("parent")));
 }

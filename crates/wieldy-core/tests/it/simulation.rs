@@ -96,7 +96,7 @@ async fn simulate(seed: u64) {
             8 => {
                 let calls: Vec<Call> = (0..random.usize(..6)).map(|_| call(&mut random)).collect();
                 let mode = [BatchMode::Smart, BatchMode::Parallel, BatchMode::Sequential][random.usize(..3)];
-                let batch = Batch { mode, stop_on_error: random.bool(), ..Batch::new(calls) };
+                let batch = Batch { mode: Some(mode), stop_on_error: random.bool(), ..Batch::new(calls) };
                 waiting.spawn(async move { drop(executor.batch(batch).await) });
             }
             _ => match (random.u32(..4), spawned.pop()) {

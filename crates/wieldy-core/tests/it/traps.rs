@@ -37,7 +37,7 @@ async fn trap_parallel_results_out_of_order() {
     let world = World::new(tools);
     let calls = ["slow", "fast", "slow", "fast"].iter().enumerate();
     let calls = calls.map(|(number, tool)| Call::new(*tool, json!({})).id(number.to_string()));
-    let result = world.executor.batch(Batch { mode: BatchMode::Parallel, ..Batch::new(calls) }).await.unwrap();
+    let result = world.executor.batch(Batch { mode: Some(BatchMode::Parallel), ..Batch::new(calls) }).await.unwrap();
     let order: Vec<_> =
         result.results.iter().map(|result| (result.call_id.as_deref().unwrap(), &*result.tool)).collect();
     assert_eq!(order, [("0", "slow"), ("1", "fast"), ("2", "slow"), ("3", "fast")]);
@@ -166,7 +166,7 @@ async fn trap_stop_on_error_ignored_in_parallel() {
         let (good, strings) = Puppet::new(ToolSpec::new("good", "").read_only(), [Act::Take(2 * SECOND)]);
         let world = World::new([Puppet::reading("bad", Act::Fail(Code::ToolReportedError, true)), good]);
         let calls = ["good", "bad", "good", "good", "good"].map(|tool| Call::new(tool, json!({})));
-        let batch = Batch { mode, max_concurrency: 2, stop_on_error: true, ..Batch::new(calls) };
+        let batch = Batch { mode: Some(mode), max_concurrency: Some(2), stop_on_error: true, ..Batch::new(calls) };
         let result = world.executor.batch(batch).await.unwrap();
         assert_eq!((result.summary.skipped, strings.runs()), (3, 1), "{mode:?}");
         assert_eq!(cause(&result.results[4]), "skipped");

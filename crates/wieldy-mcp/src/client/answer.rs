@@ -36,6 +36,7 @@ impl From<ServerResult> for CallAnswer {
 }
 
 /// One message from a server.
+#[expect(clippy::large_enum_variant, reason = "nearly every message is an answer, so a box would only cost")]
 pub(super) enum ServerMessage {
     /// The response to the call.
     Answer(Result<CallAnswer, Failure>),

@@ -8,7 +8,8 @@ use rmcp::ErrorData;
 use rmcp::model::ErrorCode;
 use rmcp::service::{ClientInitializeError, ServiceError};
 use rmcp::transport::streamable_http_client::StreamableHttpError;
-use wieldy_core::{CallError, Code, RunError};
+use serde_json::Value;
+use wieldy_core::{CallError, Code, Provider, RunError};
 
 /// The reason why a server gave no result.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -38,6 +39,8 @@ pub enum Failure {
         message: Arc<str>,
         /// The JSON-RPC error code, if there is one.
         code: Option<i32>,
+        /// The data that the server sent with its error.
+        data: Option<Arc<Value>>,
     },
     /// A setting or a file on our side is missing or wrong.
     #[error("{0}")]
@@ -71,7 +74,7 @@ impl Failure {
     }
 
     pub(crate) fn protocol(why: impl AsRef<str>) -> Self {
-        Self::Protocol { message: first_of(why.as_ref()).into(), code: None }
+        Self::Protocol { message: first_of(why.as_ref()).into(), code: None, data: None }
     }
 
     /// Returns the error of a call that needed the server `name`. `patience` is the pause before the server is tried
@@ -82,13 +85,17 @@ impl Failure {
                 CallError::new(Code::TransportFailed, format!("the MCP server `{name}` cannot be reached: {self}"))
                     .suggest(format!("`wieldy mcp test {name}` shows details"))
             }
-            Self::Protocol { message, code } => {
+            Self::Protocol { message, code, data } => {
                 let error =
                     CallError::new(Code::UpstreamProtocolError, format!("the MCP server `{name}` answered: {message}"));
                 let error =
                     error.suggest("check the arguments against the tool's schema; if they fit, the server is at fault");
-                match code {
+                let error = match code {
                     Some(code) => error.detail("mcp_code", *code),
+                    None => error,
+                };
+                match data {
+                    Some(data) => error.server_data(&Provider::Mcp(name.into()).to_string(), Value::clone(data)),
                     None => error,
                 }
             }
@@ -181,8 +188,16 @@ impl From<ErrorData> for Failure {
         if error.data.as_ref().is_some_and(|data| data == OURS) {
             return Self::Transport(error.message.as_ref().into());
         }
-        Self::Protocol { message: first_of(&error.message).into(), code: Some(error.code.0) }
+        let data = error.data.filter(|data| !data.is_null()).map(|data| Arc::new(bounded(data)));
+        Self::Protocol { message: first_of(&error.message).into(), code: Some(error.code.0), data }
     }
+}
+
+/// Replaces error data that are too large to keep. The engine keeps less than this of them.
+fn bounded(data: Value) -> Value {
+    const BYTES_MAX: usize = 256 * 1024;
+    let bytes = data.to_string().len();
+    if bytes <= BYTES_MAX { data } else { format!("{bytes} bytes of data, too large to be kept").into() }
 }
 
 /// Returns as much of a server's text as fits into an error or a progress line.

@@ -87,15 +87,14 @@ impl HttpCalls {
     pub(super) async fn call(
         &self,
         id: i64,
-        tool: &str,
-        arguments: &Map<String, Value>,
+        wanted: WantedCall<'_>,
         run: &Run,
         sdk: &Peer<RoleClient>,
     ) -> Result<CallAnswer, Failure> {
         let elsewhere = self.router.register(id, run);
         tokio::select! {
             biased;
-            answer = self.send(id, tool, arguments, sdk) => answer,
+            answer = self.send(id, wanted, sdk) => answer,
             Ok(answer) = elsewhere => answer,
         }
     }
@@ -105,11 +104,10 @@ impl HttpCalls {
     async fn send(
         &self,
         id: i64,
-        tool: &str,
-        arguments: &Map<String, Value>,
+        wanted @ (tool, arguments, _): WantedCall<'_>,
         sdk: &Peer<RoleClient>,
     ) -> Result<CallAnswer, Failure> {
-        let request = self.request(id, tool, arguments)?;
+        let request = self.request(id, wanted)?;
         let headers = self.header_params.as_ref().map(|params| params.headers(tool, arguments)).unwrap_or_default();
         let mut negotiated = self.http.negotiated();
         let mut response = self.http.call(&negotiated, &request, &headers).await;
@@ -129,15 +127,16 @@ impl HttpCalls {
         }
     }
 
-    fn request(&self, id: i64, tool: &str, arguments: &Map<String, Value>) -> Result<Bytes, Failure> {
+    fn request(&self, id: i64, (name, arguments, more): WantedCall<'_>) -> Result<Bytes, Failure> {
         let introduction = self.introduction.as_ref();
         let meta = CallMeta {
             revision: introduction.map(|(revision, _)| revision),
             client: introduction.map(|(_, me)| &me.client_info),
             capabilities: introduction.map(|(_, me)| &me.capabilities),
             progress_token: id,
+            more,
         };
-        let params = CallParams { meta, name: tool, arguments };
+        let params = CallParams { meta, name, arguments };
         let request = CallMessage { jsonrpc: "2.0", id, method: "tools/call", params };
         let request = serde_json::to_vec(&request).map_err(|error| Failure::protocol(error.to_string()))?;
         Ok(request.into())
@@ -273,4 +272,9 @@ struct CallMeta<'a> {
     capabilities: Option<&'a ClientCapabilities>,
     #[serde(rename = "progressToken")]
     progress_token: i64,
+    #[serde(flatten)]
+    more: &'a Map<String, Value>,
 }
+
+/// A tool's name, the arguments of a call, and further entries of its `_meta`.
+type WantedCall<'a> = (&'a str, &'a Map<String, Value>, &'a Map<String, Value>);

@@ -33,6 +33,10 @@ pub struct ServerSettings {
     pub trusted: bool,
     /// The reaction to a tool that differs from its pinned definition.
     pub on_change: OnChange,
+    /// True if the server gets the context of each call, in `_meta` as `wieldy/context`.
+    pub pass_context: bool,
+    /// True if the server gets the client's own entries of `_meta`.
+    pub pass_meta: bool,
     /// The rules for the server's tools.
     pub tools: ToolRules,
 }
@@ -50,6 +54,8 @@ impl ServerSettings {
             calls_max: CALLS_MAX_DEFAULT,
             trusted: false,
             on_change: OnChange::default(),
+            pass_context: false,
+            pass_meta: false,
             tools: ToolRules::default(),
         }
     }

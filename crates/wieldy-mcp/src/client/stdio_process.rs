@@ -175,10 +175,7 @@ impl ServerOutput {
         });
         let how = match (stdout.fault, exit) {
             (Some(fault), _) => fault.to_owned(),
-            (None, Err(error)) => {
-                let source = std::error::Error::source(&error).map(|source| format!(": {source}"));
-                format!("it could not be run: {error}{}", source.unwrap_or_default())
-            }
+            (None, Err(error)) => format!("it could not be run: {}", error.message()),
             (None, Ok(exit)) => match (exit.overrun, exit.ended) {
                 (Some(overrun), _) => format!("it ended: {}", overrun.error().message),
                 (None, Ended::Code(code)) => format!("it ended with code {code}"),

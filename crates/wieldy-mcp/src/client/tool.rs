@@ -2,10 +2,13 @@
 
 use std::sync::Arc;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 use wieldy_core::{AnyTool, BoxFuture, Input, Outcome, Run, RunError, ToolSpec};
 
 use super::upstream::Upstream;
+
+/// The `_meta` key of a call's context.
+const META_CONTEXT: &str = "wieldy/context";
 
 /// A tool of an upstream server.
 pub(super) struct UpstreamTool {
@@ -21,9 +24,25 @@ impl UpstreamTool {
     }
 }
 
+impl UpstreamTool {
+    /// Returns the entries of `_meta` that the operator lets the server have.
+    fn meta(&self, run: &Run) -> Map<String, Value> {
+        let settings = &self.upstream.settings;
+        let mut meta = if settings.pass_meta { run.notes().clone() } else { Map::new() };
+        if settings.pass_context && !run.context().is_empty() {
+            meta.insert(META_CONTEXT.into(), Value::Object(run.context().clone()));
+        }
+        meta
+    }
+}
+
 impl AnyTool for UpstreamTool {
     fn spec(&self) -> ToolSpec {
         self.spec.clone()
+    }
+
+    fn takes_notes(&self) -> bool {
+        self.upstream.settings.pass_meta
     }
 
     fn run<'a>(&'a self, input: &'a Input, run: &'a Run) -> BoxFuture<'a, Result<Outcome, RunError>> {
@@ -47,7 +66,7 @@ impl AnyTool for UpstreamTool {
             if let Some(refusal) = self.upstream.refusal(&self.name) {
                 return Err(RunError::from(refusal).before_effect());
             }
-            let mut outcome = session.call(&self.name, arguments, run).await?;
+            let mut outcome = session.call(&self.name, arguments, self.meta(run), run).await?;
             if let Some(failure) = &mut outcome.failure
                 && let Some(hint) = self.upstream.settings.hint(&failure.message)
             {

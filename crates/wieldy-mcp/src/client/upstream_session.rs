@@ -8,7 +8,7 @@ use std::time::Duration;
 use rmcp::ClientHandler;
 use rmcp::model::{
     CallToolRequest, CallToolRequestParams, CancelledNotificationParam, ClientCapabilities, ClientConfig,
-    ClientRequest, Implementation, PaginatedRequestParams, ProgressToken, ProtocolVersion, RequestId,
+    ClientRequest, GetMeta, Implementation, PaginatedRequestParams, ProgressToken, ProtocolVersion, RequestId,
     SubscriptionFilter, Task,
 };
 use rmcp::service::{
@@ -253,14 +253,15 @@ impl UpstreamSession {
         &self,
         tool: &str,
         arguments: &Map<String, Value>,
+        meta: Map<String, Value>,
         run: &Run,
     ) -> Result<Outcome, RunError> {
         let Some(http_calls) = &self.http_calls else {
-            return Box::pin(self.call_by_the_sdk(tool, arguments, run)).await;
+            return Box::pin(self.call_by_the_sdk(tool, arguments, meta, run)).await;
         };
         let id = http_calls.next_id();
         let sent = self.sent_call(RequestId::Number(id), ProgressToken(RequestId::Number(id)));
-        let answer = pin!(http_calls.call(id, tool, arguments, run, self.service.peer()));
+        let answer = pin!(http_calls.call(id, (tool, arguments, &meta), run, self.service.peer()));
         self.await_answer(sent, answer, run).await
     }
 
@@ -268,12 +269,14 @@ impl UpstreamSession {
         &self,
         tool: &str,
         arguments: &Map<String, Value>,
+        meta: Map<String, Value>,
         run: &Run,
     ) -> Result<Outcome, RunError> {
         let params = CallToolRequestParams::new(tool.to_owned()).with_arguments(arguments.clone());
         let mut request = CallToolRequest::new(params);
         request.extensions.insert(run.clone());
-        let (request, options) = (ClientRequest::CallToolRequest(request), PeerRequestOptions::no_options());
+        let (mut request, options) = (ClientRequest::CallToolRequest(request), PeerRequestOptions::no_options());
+        request.get_meta_mut().0.0.extend(meta);
         let sent = self.service.send_request_with_option(request, options).await;
         let handle = sent.map_err(|error| self.call_error(error.into()))?;
         let sent = self.sent_call(handle.id, handle.progress_token);

@@ -7,11 +7,12 @@ use rmcp::model::{CallToolRequestParams, CallToolResponse};
 use serde_json::Value;
 use wieldy_core::{Call, CallError, Caller, Code, Confirmer, Options};
 
-use super::Shared;
 use super::follow::{CallRequest, RunningCall};
 use super::meta::MetaTool;
 use super::peer::{AskMode, PeerClient};
 use super::questions::{AskedCall, ReturnedInput};
+use super::request_options::RequestOptions;
+use super::{Shared, batch_tool};
 use crate::convert;
 
 pub(crate) type CallResult = Result<CallToolResponse, ErrorData>;
@@ -24,31 +25,53 @@ pub(crate) async fn answer(
     client: &PeerClient,
 ) -> CallResult {
     // `tool_call`, one of our own tools, becomes a call of another tool.
-    if let Some(own) = MetaTool::named(&params.name, &shared.options) {
-        match Box::pin(own.answer(shared, params.arguments.take(), caller, client)).await {
+    match MetaTool::named(&params.name, shared, caller) {
+        None => {}
+        Some(MetaTool::Batch) => return Box::pin(batch_tool::answer(shared, caller, params, client)).await,
+        Some(own) => match Box::pin(own.answer(shared, params.arguments.take(), caller, client)).await {
             Ok((tool, arguments)) => {
                 params.name = tool.into();
                 params.arguments = arguments;
             }
             Err(answer) => return Ok(answer.into()),
-        }
+        },
     }
     let arguments = Arc::new(params.arguments.take().map_or(Value::Null, Value::Object));
-    let asked = AskedCall { caller, tool: &params.name, arguments: &arguments };
+    let RequestOptions { options, context, metadata, notes } = match &client.options {
+        Ok(options) => options.clone(),
+        Err(error) => return Box::pin(refuse(shared, caller, &params.name, arguments, error, client)).await,
+    };
+    let asked = AskedCall { caller, tool: &params.name, arguments: &arguments, context: context.as_deref() };
     let request = CallRequest { shared, client, asked };
     if params.request_state.is_some() {
         return Box::pin(answer_repeated(request, &params)).await;
     }
     let confirmer = (client.ask_mode != AskMode::None).then(|| Arc::clone(&shared.questions) as Arc<dyn Confirmer>);
-    let idempotency_key = client.key.clone()?;
     let begun = shared.executor.begin(Call {
         tool: (*params.name).into(),
         arguments: Arc::clone(&arguments),
         call_id: None,
         caller: Arc::clone(caller),
-        options: Options { confirmer, idempotency_key, ..Options::default() },
+        options: Options { confirmer, ..options },
+        context: context.clone(),
+        metadata,
+        notes,
     });
     request.follow(RunningCall::Own(begun)).await
+}
+
+/// Refuses a call for its options. The call is recorded.
+async fn refuse(
+    shared: &Shared,
+    caller: &Arc<Caller>,
+    tool: &str,
+    arguments: Arc<Value>,
+    error: &CallError,
+    client: &PeerClient,
+) -> CallResult {
+    let call = Call { arguments, ..Call::new(tool, Value::Null).by(Arc::clone(caller)) };
+    let result = shared.executor.refuse_unread(call, error.clone()).await;
+    Ok(convert::call_result(result, client.is_modern).into())
 }
 
 /// Refuses a call whose message was too large to be parsed. The call is recorded, unless it is of one of our own tools.
@@ -61,7 +84,7 @@ pub(crate) async fn refuse_oversized(
 ) -> CallResult {
     let advice = "write large values to a file in the workspace, and pass its path";
     let error = CallError::new(Code::ValidationFailed, told).suggest(advice);
-    if MetaTool::named(tool, &shared.options).is_some() {
+    if MetaTool::named(tool, shared, caller).is_some() {
         return Ok(convert::refusal(&error).into());
     }
     let call = Call::new(tool, Value::Null).by(Arc::clone(caller));
@@ -79,7 +102,7 @@ async fn answer_repeated(request: CallRequest<'_>, params: &CallToolRequestParam
             request.follow(work).await
         }
         ReturnedInput::Nothing(question) => Ok(questions.input_required(&question, &request.asked).into()),
-        ReturnedInput::TooLate => {
+        ReturnedInput::TooLate(_) => {
             let error = CallError::new(Code::ConfirmationDenied, "the question is over: it was answered or expired")
                 .suggest("call again and confirm the new call");
             Ok(convert::refusal(&error).into())

@@ -1,17 +1,17 @@
-//! The tool lists for MCP clients and their search index. They are built once per generation of the registry and set of
-//! scopes, and then shared.
+//! The tool lists for MCP clients and their search index. They are built once per generation of the registry, set of
+//! scopes and plan, and then shared.
 
 use std::sync::{Arc, Mutex, OnceLock};
 
 use rmcp::ErrorData;
 use rmcp::model::{CacheScope, ListToolsResult, PaginatedRequestParams, Tool};
-use wieldy_core::{Caller, Held, Registered, ToolFilter};
+use wieldy_core::{Caller, Denied, Held, Registered, ToolFilter};
 
 use super::meta::{self, SearchIndex};
 use super::{Expose, Shared};
 use crate::convert;
 
-/// Maximum number of cached lists, one for each set of scopes. Callers have few different sets.
+/// Maximum number of cached lists, one for each set of scopes and plan. Callers have few different ones.
 const LISTS_MAX: usize = 64;
 /// The time for which a client may cache a list.
 const FRESH_MS: u64 = 60_000;
@@ -27,10 +27,13 @@ pub(crate) struct Catalogue {
 #[derive(Default)]
 struct ListCache {
     generation: u64,
-    lists: Vec<(Held, Arc<VisibleTools>)>,
+    lists: Vec<(ListKey, Arc<VisibleTools>)>,
 }
 
-/// The tools that callers with the same scopes see.
+/// The facts of a caller that decide which tools it sees: its scopes and its plan.
+type ListKey = (Held, Option<String>);
+
+/// The tools that callers with the same scopes and plan see.
 pub(crate) struct VisibleTools {
     /// The listed tools, sorted by name.
     pub(crate) listed: Vec<Tool>,
@@ -71,13 +74,19 @@ impl Catalogue {
         if cache.generation != generation {
             *cache = ListCache { generation, lists: Vec::new() };
         }
-        if let Some((_, seen)) = cache.lists.iter().find(|(scopes, _)| *scopes == caller.scopes) {
+        if let Some((_, seen)) =
+            cache.lists.iter().find(|((scopes, plan), _)| (scopes, plan) == (&caller.scopes, &caller.plan))
+        {
             return Arc::clone(seen);
         }
         let mut tools = registry.list(caller, &ToolFilter::default());
-        let own = meta::tools(&shared.options);
+        let own = meta::tools(shared, caller);
         // A tool with the name of one of our own could not be called.
         tools.retain(|tool| shared.options.expose.shows(tool) && own.iter().all(|own| own.name != tool.spec().name));
+        // With a plan that is not configured every call is refused, and its error tells so; an empty list would not.
+        let is_outside =
+            |tool: &Registered| matches!(shared.executor.check_plan(caller, tool), Err(Denied::Tool { .. }));
+        tools.retain(|tool| !is_outside(tool));
         let mut listed = own;
         if !shared.options.expose.by_search {
             listed.extend(tools.iter().map(|tool| convert::tool(tool.spec())));
@@ -88,7 +97,7 @@ impl Catalogue {
         if cache.lists.len() == LISTS_MAX {
             cache.lists.remove(0);
         }
-        cache.lists.push((caller.scopes.clone(), Arc::clone(&seen)));
+        cache.lists.push(((caller.scopes.clone(), caller.plan.clone()), Arc::clone(&seen)));
         seen
     }
 }

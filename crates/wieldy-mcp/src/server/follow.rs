@@ -9,17 +9,15 @@ use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, OptionFuture};
 use jiff::Timestamp;
 use rmcp::ErrorData;
-use rmcp::model::{
-    CallToolResult, ContentBlock, CreateTaskResult, ElicitResult, MetaObject, ProgressNotificationParam, ProgressToken,
-    Task, TaskStatus,
-};
+use rmcp::model::{CallToolResult, ContentBlock, CreateTaskResult, ElicitResult, MetaObject, Task, TaskStatus};
 use serde_json::json;
 use tokio::time::Instant;
-use wieldy_core::{Begun, Body, Caller, Code, Confirmation, ExecutionId, Observer, Seen, ToolResult};
+use wieldy_core::{Begun, Caller, Code, Confirmation, ExecutionId, ToolResult};
 
 use super::Shared;
 use super::call::CallResult;
-use super::peer::{AskMode, PeerChannel, PeerClient};
+use super::peer::{AskMode, PeerClient};
+use super::progress::{Progress, next_notification, send_remaining};
 use super::questions::{self, AskedCall};
 use crate::convert::{self, META_EXECUTION};
 
@@ -27,10 +25,6 @@ use crate::convert::{self, META_EXECUTION};
 const POLL_MS: u64 = 1000;
 /// Maximum length of the output that a handle shows, from its end.
 const OUTPUT_CHARS_MAX: usize = 4000;
-/// Maximum length of one progress message.
-const MESSAGE_CHARS_MAX: usize = 2000;
-/// Maximum number of progress notifications sent after a call has ended. The printed output is in the result anyway.
-const REMAINING_MAX: usize = 64;
 /// The tool that returns the result of a call that was answered with a handle.
 pub(crate) const RESULT_WAIT: &str = "result_wait";
 /// The `_meta` key of a handle's call status.
@@ -108,7 +102,7 @@ impl CallRequest<'_> {
     async fn wait(self, mut work: RunningCall, first: Poll<CallStep>) -> CallResult {
         let (shared, client, id) = (self.shared, self.client, work.id());
         let observer = || shared.executor.observe(id, self.asked.caller);
-        let mut progress = client.token.clone().map(|token| Progress::new(observer(), token));
+        let mut progress = client.token.clone().map(|token| Progress::of_call(observer(), token));
         let mut sending: Option<BoxFuture<'static, ()>> = None;
         let mut asking: Option<BoxFuture<'static, Option<ElicitResult>>> = None;
         let patience = if client.knows_tasks { Some(shared.options.task_after) } else { shared.options.patience };
@@ -262,56 +256,7 @@ fn end_of(text: &str) -> String {
     }
 }
 
-/// The progress notifications of a call. Their numbers only grow.
-struct Progress {
-    observer: Observer,
-    token: ProgressToken,
-    last: f64,
-    knows_total: bool,
-}
-
-impl Progress {
-    fn new(observer: Observer, token: ProgressToken) -> Self {
-        Self { observer, token, last: 0.0, knows_total: false }
-    }
-
-    async fn next(&mut self) -> Option<ProgressNotificationParam> {
-        loop {
-            let Seen::Event(event) = self.observer.next().await? else { continue };
-            let Body::CallProgress { percent, message, .. } = &event.body else { continue };
-            self.knows_total |= percent.is_some();
-            let step = if self.knows_total { 0.001 } else { 1.0 };
-            self.last = percent.filter(|percent| *percent > self.last).unwrap_or(self.last + step);
-            let mut told = ProgressNotificationParam::new(self.token.clone(), self.last);
-            told.total = self.knows_total.then_some(100.0);
-            told.message = message.as_ref().map(|message| message.chars().take(MESSAGE_CHARS_MAX).collect());
-            return Some(told);
-        }
-    }
-}
-
-/// Returns the next notification. Waits forever if the client wants none or no more will come.
-async fn next_notification(progress: &mut Option<Progress>) -> Option<ProgressNotificationParam> {
-    if let Some(progress) = progress
-        && let Some(told) = progress.next().await
-    {
-        return Some(told);
-    }
-    std::future::pending().await
-}
-
-/// Sends the remaining progress before the response.
-async fn send_remaining(mut progress: Progress, sending: Option<BoxFuture<'static, ()>>, channel: &PeerChannel) {
-    if let Some(sending) = sending {
-        sending.await;
-    }
-    for _ in 0..REMAINING_MAX {
-        let Some(Some(told)) = progress.next().now_or_never() else { return };
-        channel.notify(told).await;
-    }
-}
-
-async fn until(time: Option<Instant>) {
+pub(crate) async fn until(time: Option<Instant>) {
     match time {
         Some(time) => tokio::time::sleep_until(time).await,
         None => std::future::pending().await,

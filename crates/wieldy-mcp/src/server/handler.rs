@@ -119,7 +119,7 @@ impl ServerHandler for ConnectionHandler {
 
     async fn call_tool(&self, params: CallToolRequestParams, context: RequestContext<RoleServer>) -> CallResult {
         let caller = self.caller(&context)?;
-        let client = PeerClient::of(&context, self.shared.options.ask);
+        let client = PeerClient::of(&context, &self.shared.options);
         if let Some(oversized) = context.extensions.get::<OversizedCall>() {
             return call::refuse_oversized(&self.shared, &caller, &params.name, &oversized.message, &client).await;
         }

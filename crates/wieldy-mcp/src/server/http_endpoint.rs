@@ -409,7 +409,7 @@ mod tests {
             _: Arc<dyn OutputSink>,
             _: CancellationToken,
         ) -> BoxFuture<'a, Result<Exit, SandboxError>> {
-            Box::pin(async { Err(SandboxError::Creation { reason: "there are no processes here".into() }) })
+            Box::pin(async { Err(SandboxError::creation_because("there are no processes here")) })
         }
 
         fn list(&self) -> Vec<SandboxStatus> {

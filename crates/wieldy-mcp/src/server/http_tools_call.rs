@@ -36,6 +36,7 @@ use super::call::{self, CallResult};
 use super::http_endpoint::{Endpoint, HttpResponse};
 use super::peer::{self, AskMode, PeerChannel, PeerClient};
 use super::pending::Refused;
+use super::request_options::RequestOptions;
 use super::session::{OpenCall, Session};
 use super::stream::{EndOnDrop, EventSource, EventStream, StreamReader};
 
@@ -195,7 +196,7 @@ impl DirectCall {
             ask_mode: AskMode::of(endpoint.shared.options.ask && asks, is_modern),
             knows_tasks,
             token: meta.and_then(|meta| meta.get_progress_token()),
-            key: peer::idempotency_key(meta),
+            options: RequestOptions::read(meta, endpoint.shared.options.priority_max),
             gone: CancellationToken::new(),
             channel: PeerChannel::Stream(Arc::clone(&stream)),
         };

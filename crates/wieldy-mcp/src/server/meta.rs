@@ -9,12 +9,13 @@ use std::time::Duration;
 
 use rmcp::model::{CallToolResult, ContentBlock, JsonObject, Tool, ToolAnnotations};
 use serde_json::{Value, json};
-use wieldy_core::{CallError, Caller, Code, ExecutionId, ToolSpec};
+use wieldy_core::{BatchId, CallError, Caller, Code, ExecutionId, ToolSpec};
 
+use super::batch_tool::{self, BATCH};
 use super::follow::{RESULT_WAIT, still_running, unknown_call};
 use super::peer::PeerClient;
 use super::words::{expand, words};
-use super::{ServerOptions, Shared};
+use super::{BatchCalls, Shared};
 use crate::convert;
 
 const TOOL_SEARCH: &str = "tool_search";
@@ -34,6 +35,7 @@ pub(crate) enum MetaTool {
     Search,
     Describe,
     Call,
+    Batch,
 }
 
 /// A call to make instead: the tool's name and its arguments.
@@ -41,12 +43,14 @@ type WantedCall = (String, Option<JsonObject>);
 
 impl MetaTool {
     /// Returns our tool of this name, if it is offered.
-    pub(crate) fn named(name: &str, options: &ServerOptions) -> Option<Self> {
+    pub(crate) fn named(name: &str, shared: &Shared, caller: &Caller) -> Option<Self> {
+        let options = &shared.options;
         match name {
             RESULT_WAIT => options.patience.map(|_| Self::Wait),
             TOOL_SEARCH => options.expose.by_search.then_some(Self::Search),
             TOOL_DESCRIBE => options.expose.by_search.then_some(Self::Describe),
             TOOL_CALL => options.expose.by_search.then_some(Self::Call),
+            BATCH => has_batch(shared, caller).then_some(Self::Batch),
             _ => None,
         }
     }
@@ -64,6 +68,8 @@ impl MetaTool {
             Self::Wait => Err(wait(shared, &arguments, caller, client).await),
             Self::Search => Err(search(shared, &arguments, caller)),
             Self::Describe => Err(describe(shared, &arguments, caller)),
+            // A batch needs more than its arguments, so the door itself answers it.
+            Self::Batch => Err(invalid("a batch is a request of its own")),
             Self::Call => {
                 let Some(Value::String(name)) = arguments.remove("name") else {
                     return Err(invalid("`name` must be the name of a tool"));
@@ -78,8 +84,14 @@ impl MetaTool {
     }
 }
 
-/// Returns the definitions of our own tools.
-pub(crate) fn tools(options: &ServerOptions) -> Vec<Tool> {
+/// Returns true if the tool `batch` is ours for this caller: a registered tool of this name keeps it.
+fn has_batch(shared: &Shared, caller: &Caller) -> bool {
+    shared.options.batch != BatchCalls::Off && shared.executor.registry().find(BATCH, caller).is_err()
+}
+
+/// Returns the definitions of our own tools for a caller.
+pub(crate) fn tools(shared: &Shared, caller: &Caller) -> Vec<Tool> {
+    let options = &shared.options;
     let tool = |name: &'static str, description: &'static str, properties: Value, required: Value| {
         let schema = json!({
             "type": "object", "properties": properties, "required": required, "additionalProperties": false,
@@ -114,19 +126,30 @@ pub(crate) fn tools(options: &ServerOptions) -> Vec<Tool> {
         let properties = json!({"name": named, "arguments": arguments});
         tools.push(tool(TOOL_CALL, "Calls a tool", properties, json!(["name"])));
     }
+    if has_batch(shared, caller) {
+        tools.extend(batch_tool::definition(options.batch));
+    }
     tools
 }
 
 async fn wait(shared: &Shared, arguments: &JsonObject, caller: &Arc<Caller>, client: &PeerClient) -> CallToolResult {
-    let Some(id) = arguments.get("id").and_then(Value::as_str).and_then(|id| ExecutionId::from_str(id).ok()) else {
-        return invalid("`id` must be the id of a call");
-    };
+    let given = arguments.get("id").and_then(Value::as_str).unwrap_or_default();
+    let Ok(id) = ExecutionId::from_str(given) else { return invalid("`id` must be the id of a call") };
     let patience = shared.options.patience.unwrap_or(Duration::MAX);
     let wanted = match arguments.get("timeout") {
         None => Some(patience),
         Some(timeout) => timeout.as_f64().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()),
     };
     let Some(wanted) = wanted else { return invalid("`timeout` must be a number of seconds") };
+    let batch = BatchId::from_str(given).ok().and_then(|id| shared.batches.get(id, caller));
+    if let Some(batch) = batch {
+        return tokio::select! {
+            answer = batch.response(shared) => answer,
+            () = tokio::time::sleep(wanted.min(patience)) => batch.handle(),
+            // A client that cancels ends the waiting, not the batch.
+            () = client.gone.cancelled() => batch.handle(),
+        };
+    }
     let Some(task) = shared.executor.task(id, caller) else { return unknown_call(id) };
     let waited = tokio::select! {
         waited = tokio::time::timeout(wanted.min(patience), shared.executor.wait(id, caller)) => waited,
@@ -168,9 +191,12 @@ fn describe(shared: &Shared, arguments: &JsonObject, caller: &Caller) -> CallToo
     let Some(name) = arguments.get("name").and_then(Value::as_str) else {
         return invalid("`name` must be the name of a tool");
     };
-    match shared.executor.registry().find(name, caller) {
+    let found = shared.executor.registry().find(name, caller).map_err(CallError::from);
+    let allowed =
+        found.and_then(|tool| shared.executor.check_plan(caller, &tool).map(|()| tool).map_err(CallError::from));
+    match allowed {
         Ok(tool) => one_text(json!(convert::tool(tool.spec())).to_string()),
-        Err(none) => convert::refusal(&CallError::from(none)),
+        Err(refused) => convert::refusal(&refused),
     }
 }
 
@@ -243,6 +269,7 @@ impl WordCounts {
         found.add(&spec.name, 3.0);
         found.add(spec.title.as_deref().unwrap_or_default(), 2.0);
         found.add(&spec.aliases.join(" "), 2.0);
+        found.add(&spec.weak_aliases.join(" "), 1.0);
         found.add(&spec.description, 1.0);
         found.add(&spec.category, 1.0);
         for (name, schema) in spec.input_schema["properties"].as_object().into_iter().flatten() {

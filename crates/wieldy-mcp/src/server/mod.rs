@@ -3,13 +3,15 @@
 //!
 //! [`Server`] is shared by all connections, and `handler` handles the requests of one. `catalogue` lists the tools.
 //! `call` makes a call of the executor's from each `tools/call`, `follow` follows it to its end or hands it over,
-//! `peer` describes the MCP client, and `questions` asks that client's user. `meta` has our own tools for tools and
+//! `peer` describes the MCP client, `questions` asks that client's user, and `request_options` reads what a
+//! request asks for. `batch_tool` makes several calls of one. `meta` has our own tools for tools and
 //! calls, `resources` the artifacts. `stdio` is the transport over stdin and stdout, with its pending requests in
 //! `pending`. `http_endpoint` is the HTTP transport, where `http_tools_call` answers calls without the SDK, with
 //! `session`, `stream` and `batch`. The transports check no permissions: every `tools/call` becomes a
 //! [`Call`](wieldy_core::Call), and the executor decides.
 
 mod batch;
+mod batch_tool;
 mod call;
 mod catalogue;
 mod follow;
@@ -19,7 +21,9 @@ mod http_tools_call;
 mod meta;
 mod peer;
 mod pending;
+mod progress;
 mod questions;
+mod request_options;
 mod resources;
 mod scan;
 mod session;
@@ -33,8 +37,9 @@ use std::time::Duration;
 use rmcp::service::{QuitReason, ServerInitializeError, serve_server_with_ct};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::sync::CancellationToken;
-use wieldy_core::{Caller, Executor};
+use wieldy_core::{Caller, Executor, Priority};
 
+use batch_tool::RunningBatches;
 use catalogue::Catalogue;
 use handler::{CallerSource, ConnectionHandler};
 pub use http_endpoint::{HttpEndpoint, HttpResponse};
@@ -56,6 +61,19 @@ pub struct Expose {
     pub providers: Vec<String>,
 }
 
+/// The calls that the tool `batch` takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum BatchCalls {
+    /// There is no such tool.
+    Off,
+    /// Only calls that cannot change anything: a client allows and denies a call by its tool's name, and does not see
+    /// the calls within a batch.
+    #[default]
+    ReadOnly,
+    /// All calls.
+    All,
+}
+
 /// The options of a server.
 #[derive(Debug, Clone)]
 pub struct ServerOptions {
@@ -75,6 +93,12 @@ pub struct ServerOptions {
     pub page: usize,
     /// True to ask the client's user to confirm calls. Otherwise the executor's own confirmer is asked.
     pub ask: bool,
+    /// The highest priority that a request may ask for.
+    pub priority_max: Priority,
+    /// The calls that the tool `batch` takes.
+    pub batch: BatchCalls,
+    /// Maximum number of calls in one use of the tool `batch` by a caller without a plan.
+    pub batch_calls_max: usize,
     /// Maximum size of one message.
     pub message_bytes_max: usize,
     /// Maximum number of open requests of one connection.
@@ -93,6 +117,9 @@ impl Default for ServerOptions {
             ready: None,
             page: 100,
             ask: true,
+            priority_max: Priority::NORMAL,
+            batch: BatchCalls::default(),
+            batch_calls_max: 100,
             message_bytes_max: 16 * 1024 * 1024,
             requests_max: 1024,
             resource_bytes_max: 1024 * 1024,
@@ -124,6 +151,7 @@ pub(crate) struct Shared {
     pub(crate) catalogue: Catalogue,
     pub(crate) questions: Arc<PendingQuestions>,
     pub(crate) recent: RecentArtifacts,
+    pub(crate) batches: RunningBatches,
 }
 
 impl Server {
@@ -135,6 +163,7 @@ impl Server {
             catalogue: Catalogue::default(),
             questions: Arc::new(PendingQuestions::default()),
             recent: RecentArtifacts::default(),
+            batches: RunningBatches::default(),
         };
         Self { shared: Arc::new(shared) }
     }

@@ -3,21 +3,18 @@
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
+use rmcp::RoleServer;
 use rmcp::model::{
     ClientCapabilities, ElicitRequestParams, ElicitResult, ProgressNotificationParam, ProgressToken, ProtocolVersion,
-    RequestMetaObject,
 };
 use rmcp::service::{Peer, RequestContext};
-use rmcp::{ErrorData, RoleServer};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
+use wieldy_core::CallError;
 
+use super::ServerOptions;
+use super::request_options::RequestOptions;
 use super::stream::EventStream;
-
-/// The `_meta` key of a call's idempotency key.
-const META_KEY: &str = "wieldy/idempotency-key";
-/// Maximum length of an idempotency key.
-const KEY_BYTES_MAX: usize = 512;
 
 /// The way to ask the client's user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,8 +35,8 @@ pub(crate) struct PeerClient {
     pub(crate) knows_tasks: bool,
     /// The progress token, if it wants progress.
     pub(crate) token: Option<ProgressToken>,
-    /// The request's idempotency key, or the error if its form is invalid.
-    pub(crate) key: Result<Option<String>, ErrorData>,
+    /// The options of the request, or the error of its call if one is wrong.
+    pub(crate) options: Result<RequestOptions, Box<CallError>>,
     /// Cancelled when the client no longer wants the response.
     pub(crate) gone: CancellationToken,
     pub(crate) channel: PeerChannel,
@@ -52,17 +49,17 @@ pub(crate) enum PeerChannel {
 }
 
 impl PeerClient {
-    /// Returns the client of a request that rmcp received. Its user is asked only if `may_ask`.
-    pub(crate) fn of(context: &RequestContext<RoleServer>, may_ask: bool) -> Self {
+    /// Returns the client of a request that rmcp received.
+    pub(crate) fn of(context: &RequestContext<RoleServer>, options: &ServerOptions) -> Self {
         let is_modern = is_modern(context);
         let capabilities = context.client_capabilities();
         let asks = capabilities.as_ref().is_some_and(can_ask);
         Self {
             is_modern,
-            ask_mode: AskMode::of(may_ask && asks, is_modern),
+            ask_mode: AskMode::of(options.ask && asks, is_modern),
             knows_tasks: capabilities.is_some_and(|client| client.supports_tasks()),
             token: context.meta.get_progress_token(),
-            key: idempotency_key(Some(&context.meta)),
+            options: RequestOptions::read(Some(&context.meta), options.priority_max),
             gone: context.ct.clone(),
             channel: PeerChannel::Peer(context.peer.clone()),
         }
@@ -107,18 +104,6 @@ impl PeerChannel {
                 let answer = stream.ask("elicitation/create", &question);
                 Box::pin(async move { serde_json::from_value(answer.await?).ok() })
             }
-        }
-    }
-}
-
-/// Reads the idempotency key from a request's `_meta`.
-pub(crate) fn idempotency_key(meta: Option<&RequestMetaObject>) -> Result<Option<String>, ErrorData> {
-    match meta.and_then(|meta| meta.0.0.get(META_KEY)) {
-        None => Ok(None),
-        Some(Value::String(key)) if (1..=KEY_BYTES_MAX).contains(&key.len()) => Ok(Some(key.clone())),
-        Some(_) => {
-            let told = format!("`{META_KEY}` in `_meta` must be a text of 1 to {KEY_BYTES_MAX} bytes");
-            Err(ErrorData::invalid_params(told, None))
         }
     }
 }

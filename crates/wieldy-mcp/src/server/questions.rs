@@ -61,15 +61,7 @@ impl Default for PendingQuestions {
 
 impl Confirmer for PendingQuestions {
     fn confirm<'a>(&'a self, question: &'a Confirmation) -> BoxFuture<'a, Result<Answer, String>> {
-        Box::pin(async move {
-            if question.in_words().len() > QUESTION_BYTES_MAX {
-                return Err(format!("a question of over {QUESTION_BYTES_MAX} bytes cannot be shown to a person"));
-            }
-            let (answer, answered) = oneshot::channel();
-            let _removed_on_drop = self.insert(question, answer)?;
-            let is_approved = answered.await.map_err(|_| "the client went away without an answer".to_owned())?;
-            Ok(if is_approved { question.approve() } else { question.refuse() })
-        })
+        Box::pin(self.wait_for_answer(question, || ()))
     }
 }
 
@@ -87,6 +79,22 @@ impl Drop for RemoveOnDrop<'_> {
 impl PendingQuestions {
     fn lock(&self) -> MutexGuard<'_, HashMap<ExecutionId, PendingQuestion>> {
         self.open.lock().expect("no code panics while it holds the questions")
+    }
+
+    /// Stores a question, calls `on_asked`, and waits for the person's answer.
+    pub(crate) async fn wait_for_answer(
+        &self,
+        question: &Confirmation,
+        on_asked: impl FnOnce() + Send,
+    ) -> Result<Answer, String> {
+        if question.in_words().len() > QUESTION_BYTES_MAX {
+            return Err(format!("a question of over {QUESTION_BYTES_MAX} bytes cannot be shown to a person"));
+        }
+        let (answer, answered) = oneshot::channel();
+        let _removed_on_drop = self.insert(question, answer)?;
+        on_asked();
+        let is_approved = answered.await.map_err(|_| "the client went away without an answer".to_owned())?;
+        Ok(if is_approved { question.approve() } else { question.refuse() })
     }
 
     fn insert(&self, question: &Confirmation, answer: oneshot::Sender<bool>) -> Result<RemoveOnDrop<'_>, String> {
@@ -144,14 +152,14 @@ impl PendingQuestions {
         let execution = ticket.execution;
         let question = self.lock().get(&execution).map(|open| Arc::clone(&open.question));
         let Some(question) = question.filter(|question| question.digest.to_string() == ticket.digest) else {
-            return Ok(ReturnedInput::TooLate);
+            return Ok(ReturnedInput::TooLate(execution));
         };
         let Some(response) = responses.and_then(|responses| responses.get(QUESTION)) else {
             return Ok(ReturnedInput::Nothing(question));
         };
         let said = ElicitResult::deserialize(response).map_err(|_| wrong("the input response is not an answer"))?;
         let was_open = self.answer(execution, is_accepted(&said));
-        Ok(if was_open { ReturnedInput::Answered(execution) } else { ReturnedInput::TooLate })
+        Ok(if was_open { ReturnedInput::Answered(execution) } else { ReturnedInput::TooLate(execution) })
     }
 }
 
@@ -161,15 +169,16 @@ pub(crate) enum ReturnedInput {
     Answered(ExecutionId),
     /// The request has no answer. The question is still open.
     Nothing(Arc<Confirmation>),
-    /// The question is over.
-    TooLate,
+    /// The question of this call is over.
+    TooLate(ExecutionId),
 }
 
-/// The request that a repetition must match: the same tool and arguments, by the same caller.
+/// The request that a repetition must match: the same tool, arguments and context, by the same caller.
 pub(crate) struct AskedCall<'a> {
     pub(crate) caller: &'a Caller,
     pub(crate) tool: &'a str,
     pub(crate) arguments: &'a Value,
+    pub(crate) context: Option<&'a Value>,
 }
 
 impl AskedCall<'_> {
@@ -178,7 +187,9 @@ impl AskedCall<'_> {
         // A client may repeat the arguments with keys in another order.
         arguments.sort_all_objects();
         let Caller { agent, tenant, user, .. } = self.caller;
-        let whole = serde_json::json!([agent, tenant, user, self.tool, arguments]);
+        let mut context = self.context.cloned();
+        context.iter_mut().for_each(Value::sort_all_objects);
+        let whole = serde_json::json!([agent, tenant, user, self.tool, arguments, context]);
         *blake3::hash(whole.to_string().as_bytes()).as_bytes()
     }
 }

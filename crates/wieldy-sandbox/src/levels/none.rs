@@ -72,7 +72,7 @@ impl Unconfined {
     ) -> Result<Exit, SandboxError> {
         let order = prepare(command, confinement)
             .map_err(|source| SandboxError::Start { program: command.program.clone(), source })?;
-        let host = self.take().await.map_err(|error| SandboxError::Creation { reason: error.to_string() })?;
+        let host = self.take().await.map_err(SandboxError::creation_from)?;
         let (outcome, left) = host.run(command, order, output, stop).await;
         if let Some(left) = left {
             put_back(&self.idle, left);

@@ -146,8 +146,7 @@ async fn try_level(sandbox: &dyn Sandbox, confinement: &Confinement, options: &P
     match run(sandbox, "true", &[], confinement, options, Arc::new(Said::default())).await {
         Ok(Exit { ended: Ended::Code(0), .. }) => Ok(()),
         Ok(exit) => Err(format!("`true` ended with {:?}", exit.ended)),
-        Err(error @ SandboxError::Start { .. }) => Err(wieldy_core::CallError::from(error).message),
-        Err(error) => Err(error.to_string()),
+        Err(error) => Err(error.message()),
     }
 }
 
@@ -164,7 +163,7 @@ async fn works_elsewhere(native: &Native, options: &ProbeOptions) -> bool {
 /// Tries the native level in a sandbox of its own, which is gone when this returns.
 async fn try_native(native: &Native, options: &ProbeOptions) -> Result<(), String> {
     let confinement = Confinement { place: Place::Own, ..options.confinement.clone() };
-    let made = native.create(&confinement).await.map_err(|error| error.to_string())?;
+    let made = native.create(&confinement).await.map_err(|error| error.message())?;
     let id = made.sandbox.id;
     let confinement = Confinement { place: Place::Sandbox(id.clone()), ..confinement };
     let tried = try_level(native, &confinement, options).await;
@@ -205,7 +204,10 @@ async fn run(
 #[cfg(feature = "oci")]
 async fn installed(options: &ProbeOptions, level: Level, program: &str) -> Probed {
     let Some(path) = find(program, &options.path) else {
-        let hint = format!("install `{program}`, or use `native`, which is as strong as the OCI runtimes");
+        let hint = match Level::Native.is_at_least(level) {
+            true => format!("install `{program}`, or use `native`, which is as strong as this level"),
+            false => format!("install `{program}`; `native` works without it and is weaker than this level"),
+        };
         return Probed::fails(level.as_str(), format!("no program `{program}` is on the PATH"), hint);
     };
     let told = format!("found, not yet probed: {}", path.display());
@@ -348,7 +350,15 @@ mod tests {
             Probed::fails(
                 "crun",
                 "no program `crun` is on the PATH",
-                "install `crun`, or use `native`, which is as strong as the OCI runtimes"
+                "install `crun`, or use `native`, which is as strong as this level"
+            )
+        );
+        assert_eq!(
+            installed(&options, Level::Gvisor, "runsc").await,
+            Probed::fails(
+                "gvisor",
+                "no program `runsc` is on the PATH",
+                "install `runsc`; `native` works without it and is weaker than this level"
             )
         );
     }

@@ -184,7 +184,7 @@ pub async fn probe(options: &ProbeOptions) -> Report {
         placeholders: plan
             .as_ref()
             .map_or_else(|_| Vec::new(), |plan| placeholders(plan, &options.confinement.workspace)),
-        plan: plan.map(|plan| plan.to_string().lines().map(str::to_owned).collect()).map_err(|error| error.to_string()),
+        plan: plan.map(|plan| plan.to_string().lines().map(str::to_owned).collect()).map_err(|error| error.message()),
     }
 }
 

@@ -39,7 +39,7 @@ where
     F: Future<Output = Result<Exit, SandboxError>> + Send + 'static,
 {
     if stop.is_cancelled() {
-        return Err(SandboxError::Creation { reason: "the run was stopped before it began".into() });
+        return Err(SandboxError::creation_because("the run was stopped before it began"));
     }
     let stop = stop.child_token();
     // A panic leaves the same state as dropping the future at that point.
@@ -49,7 +49,7 @@ where
         let said = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
         let said = said.or_else(|| panic.downcast_ref::<String>().cloned());
         let reason = format!("the code that runs commands panicked: {}", said.as_deref().unwrap_or("no reason given"));
-        Err(SandboxError::Crashed { reason })
+        Err(SandboxError::crashed_because(reason))
     })
 }
 
@@ -139,7 +139,7 @@ impl SupervisorClient {
                 report: RunReport::default(),
                 supervisor_lost: true,
             }),
-            _ => Err(crashed(command, "its supervisor was killed")),
+            _ => Err(SandboxError::crashed(was_lost(command), "its supervisor was killed")),
         }
     }
 
@@ -151,8 +151,8 @@ impl SupervisorClient {
         output: &dyn OutputSink,
         stop: &CancellationToken,
     ) -> Result<Option<SupervisorReport>, SandboxError> {
-        let lost = |error: io::Error| crashed(command, &error.to_string());
-        let no_pipes = |error: io::Error| SandboxError::Creation { reason: format!("cannot make pipes: {error}") };
+        let lost = |error: io::Error| SandboxError::crashed(was_lost(command), error);
+        let no_pipes = |error: io::Error| SandboxError::creation("cannot make pipes", error);
         let order = SupervisorOrder::Run(Box::new(order));
         let (pipes, _output) = if command.terminal.is_none() {
             let (pipes, [stdin, stdout, stderr]) = Pipes::open(&command.stdin).map_err(no_pipes)?;
@@ -238,7 +238,7 @@ impl Requested {
             }
             StartStep::Program => error,
             StartStep::Folder => io::Error::new(error.kind(), format!("{step} `{}`: {error}", self.folder.display())),
-            step => return SandboxError::Creation { reason: format!("{step}: {error}") },
+            step => return SandboxError::creation(step.to_string(), error),
         };
         SandboxError::Start { program: command.program.clone(), source }
     }
@@ -249,8 +249,8 @@ fn path_of(order: &RunOrder) -> &str {
     path.map_or(crate::supervise::supervisor::DEFAULT_PATH, |(_, path)| path)
 }
 
-fn crashed(command: &Command, how: &str) -> SandboxError {
-    SandboxError::Crashed { reason: format!("`{}` was lost: {how}", command.program) }
+fn was_lost(command: &Command) -> String {
+    format!("`{}` was lost", command.program)
 }
 
 /// Returns the order for a command, or an error that names the invalid part.
@@ -306,7 +306,7 @@ mod tests {
     use super::*;
 
     fn not_started() -> Result<Exit, SandboxError> {
-        Err(SandboxError::Creation { reason: "nothing was started".into() })
+        Err(SandboxError::creation_because("nothing was started"))
     }
 
     #[tokio::test]

@@ -127,24 +127,22 @@ impl Asked {
         let (user, group) = Identity::of_this_process().inside();
         let (home, state) = (own.home.clone(), own.state.clone());
         let facts = HostFacts { look, home, programs: program_folders(), state, user, group };
-        plan(&Request { workspace, rules, network, room: *room }, &facts).map_err(|error| creation(error.to_string()))
+        plan(&Request { workspace, rules, network, room: *room }, &facts).map_err(SandboxError::creation_from)
     }
 }
 
 /// Returns the workspace of a confinement without links.
 pub(crate) fn workspace(confinement: &Confinement) -> Result<PathBuf, SandboxError> {
     let Confinement { workspace, .. } = confinement;
-    workspace.canonicalize().map_err(|error| creation(format!("the workspace `{}`: {error}", workspace.display())))
+    workspace
+        .canonicalize()
+        .map_err(|error| SandboxError::creation(format!("the workspace `{}`", workspace.display()), error))
 }
 
 /// Returns the size limits of a confinement's private folders.
 pub(crate) fn room(confinement: &Confinement) -> Room {
     let limits = confinement.place_limits.or(confinement.limits);
     Room { bytes: limits.disk_bytes.unwrap_or(ROOM.bytes), inodes: limits.disk_files.unwrap_or(ROOM.inodes) }
-}
-
-fn creation(reason: String) -> SandboxError {
-    SandboxError::Creation { reason }
 }
 
 /// A plan, and the facts that it was made from.

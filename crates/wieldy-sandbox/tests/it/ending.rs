@@ -158,6 +158,6 @@ async fn a_stopped_supervisor_that_is_left_behind_still_does_its_work() {
 #[tokio::test]
 async fn a_command_that_kills_its_supervisor_dies_with_its_session() {
     let world = World::bash("sleep 1000 & (setsid sleep 1000 &); kill -9 $PPID; sleep 1000");
-    let error = world.run().await.unwrap_err().to_string();
+    let error = world.run().await.unwrap_err().message();
     assert_eq!(error, "the sandbox ended unexpectedly: `bash` was lost: its supervisor was killed");
 }

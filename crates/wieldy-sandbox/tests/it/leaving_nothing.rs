@@ -84,7 +84,7 @@ fn without_descriptors_a_command_is_refused_and_with_them_it_runs_again() {
             world.sandbox.execute(&world.command, &world.confinement, world.printed.clone(), world.stop.clone()).await
         {
             // A guest is lost if there is no descriptor left to connect to it.
-            let is_lost = error.is_crash() && error.to_string().contains("Too many open files");
+            let is_lost = error.is_crash() && error.message().contains("Too many open files");
             assert!(is_lost || error.is_before_start(), "{error:?}");
             refused += 1;
             held.pop().unwrap();

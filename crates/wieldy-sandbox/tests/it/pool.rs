@@ -107,7 +107,7 @@ async fn a_sandbox_stays_while_another_is_made_within_it(level: Level) {
         world.confinement.place = Place::Sandbox(outer);
         let inner = pooled.sandbox.create(&world.confinement).await;
         match level {
-            Level::Firecracker => assert!(inner.unwrap_err().to_string().contains("cannot be made within another")),
+            Level::Firecracker => assert!(inner.unwrap_err().message().contains("cannot be made within another")),
             _ => drop(inner.unwrap()),
         }
     }
@@ -133,7 +133,7 @@ async fn a_replaced_secret_is_not_seen_by_what_runs(level: Level) {
             assert_eq!((ran.unwrap().ended, printed.as_str()), (Ended::Code(0), "ready\nlate\n"));
         } else {
             assert_eq!(printed, "ready\n", "{ran:?}");
-            let Err(SandboxError::Crashed { reason }) = ran else { panic!("{ran:?}") };
+            let Err(SandboxError::Crashed { reason, .. }) = ran else { panic!("{ran:?}") };
             let path = secret.canonicalize().unwrap();
             let expected =
                 "was replaced on the machine, and the sandbox hides or protects it, so its commands were ended";

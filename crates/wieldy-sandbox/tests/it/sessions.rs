@@ -86,13 +86,13 @@ async fn a_sandbox_is_made_used_listed_and_destroyed() {
     let mut other = script(&native, Place::Sandbox(id.clone()), "echo here");
     other.confinement.workspace = world.confinement.workspace.clone();
     other.confinement.network = wieldy_core::Network::Open;
-    let told = other.run().await.unwrap_err().to_string();
+    let told = other.run().await.unwrap_err().message();
     let expected = "was made for another workspace, other files or another network than this call asks for";
     assert_eq!(told, format!("cannot make a sandbox: the sandbox `{}` {expected}", id.0));
     assert!(native.destroy(&id).await);
     assert!(!native.destroy(&id).await);
     assert!(native.list().is_empty());
-    let refused = script(&native, Place::Sandbox(id.clone()), "echo here").run().await.unwrap_err().to_string();
+    let refused = script(&native, Place::Sandbox(id.clone()), "echo here").run().await.unwrap_err().message();
     assert_eq!(
         refused,
         format!("cannot make a sandbox: there is no sandbox `{}`; it was destroyed, or never made", id.0)
@@ -227,7 +227,7 @@ async fn a_sandbox_that_is_made_within_another_is_one_of_its_own() {
     assert!(native.destroy(&outer).await);
     assert_eq!(ids(), [].into());
     world.confinement.place = Place::Sandbox(outer.clone());
-    let refused = native.create(&world.confinement).await.unwrap_err().to_string();
+    let refused = native.create(&world.confinement).await.unwrap_err().message();
     assert_eq!(
         refused,
         format!("cannot make a sandbox: there is no sandbox `{}`; it was destroyed, or never made", outer.0)
@@ -279,7 +279,7 @@ async fn the_peaks_of_a_call_are_its_own_also_after_a_larger_one() {
     let mut peaks = Vec::new();
     for text in [hold(90), hold(45), "sleep 0.5 & sleep 0.5 & sleep 0.5 & wait".into()] {
         let usage = script(&native, session("one"), &text).run().await.unwrap().usage;
-        peaks.push((usage.memory_peak_bytes / MIB, usage.processes_peak));
+        peaks.push((usage.memory_peak_bytes / MIB, usage.processes_peak.unwrap()));
     }
     let [(large, _), (small, _), (none, four)] = peaks[..] else { panic!("{peaks:?}") };
     assert!((90..130).contains(&large) && (45..85).contains(&small) && none < 20, "{peaks:?}");
@@ -330,7 +330,7 @@ async fn a_workspace_that_is_the_system_is_refused_with_a_reason() {
     let native = native();
     let mut world = script(&native, Place::Own, "true");
     world.confinement.workspace = "/etc".into();
-    let told = world.run().await.unwrap_err().to_string();
+    let told = world.run().await.unwrap_err().message();
     let expected = "`/etc` belongs to the system and cannot be a workspace; choose a folder of the project's own";
     assert_eq!(told, format!("cannot make a sandbox: {expected}"));
     let unknown = SandboxId("native-0-0".into());

@@ -56,6 +56,14 @@ pub(crate) const MIGRATIONS: &[Migration] = &[
         up: include_str!("../../migrations/postgres/0003_claims_workspace.up.sql"),
         down: include_str!("../../migrations/postgres/0003_claims_workspace.down.sql"),
     },
+    Migration {
+        up: include_str!("../../migrations/postgres/0004_provider.up.sql"),
+        down: include_str!("../../migrations/postgres/0004_provider.down.sql"),
+    },
+    Migration {
+        up: include_str!("../../migrations/postgres/0005_metadata.up.sql"),
+        down: include_str!("../../migrations/postgres/0005_metadata.down.sql"),
+    },
 ];
 
 /// The settings of every session. A server that would lose commits is told not to. The timeouts keep a stuck session

@@ -40,28 +40,28 @@ WITH own AS (
 ), opened AS (
   INSERT INTO tool_executions (id, execution_id, tool_name, parameters_json, status, error_message, error_code,
     started_at, completed_at, duration_ms, output_size_bytes, sandbox_id, agent_id, user_id, batch_id, session_id,
-    tenant_id, attempts, usage_json, metadata_json, workspace, instance)
+    tenant_id, attempts, usage_json, metadata_json, workspace, provider, instance)
   SELECT r.*, $1
   FROM unnest($17::bigint[], $18::text[], $19::text[], $20::text[], $21::text[], $22::text[], $23::text[],
     $24::timestamptz[], $25::timestamptz[], $26::double precision[], $27::bigint[], $28::text[], $29::text[], $30::text[],
-    $31::text[], $32::text[], $33::text[], $34::bigint[], $35::text[], $36::text[], $37::text[]) AS r
+    $31::text[], $32::text[], $33::text[], $34::bigint[], $35::text[], $36::text[], $37::text[], $38::text[]) AS r
   WHERE EXISTS (SELECT FROM moved)
 ), changed AS (
   UPDATE tool_executions e SET status = r.status, error_message = r.error_message, error_code = r.error_code,
     completed_at = r.completed_at, duration_ms = r.duration_ms, output_size_bytes = r.output_bytes,
     sandbox_id = r.sandbox, attempts = r.attempts, usage_json = r.usage, metadata_json = r.metadata, instance = $1
-  FROM unnest($38::bigint[], $39::text[], $40::text[], $41::text[], $42::timestamptz[], $43::double precision[],
-    $44::bigint[], $45::text[], $46::bigint[], $47::text[], $48::text[]) AS r (id, status, error_message, error_code,
+  FROM unnest($39::bigint[], $40::text[], $41::text[], $42::text[], $43::timestamptz[], $44::double precision[],
+    $45::bigint[], $46::text[], $47::bigint[], $48::text[], $49::text[]) AS r (id, status, error_message, error_code,
     completed_at, duration_ms, output_bytes, sandbox, attempts, usage, metadata)
   WHERE e.id = r.id AND EXISTS (SELECT FROM moved)
 ), worded AS (
   INSERT INTO words (id, words)
-  SELECT r.id, r.words::tsvector FROM unnest($49::bigint[], $50::text[]) AS r (id, words)
+  SELECT r.id, r.words::tsvector FROM unnest($50::bigint[], $51::text[]) AS r (id, words)
   WHERE EXISTS (SELECT FROM moved)
 ), tallied AS (
   INSERT INTO tallies AS t (day, tenant_id, agent_id, tool_name, status, bucket, calls, output_bytes)
-  SELECT r.* FROM unnest($51::bigint[], $52::text[], $53::text[], $54::text[], $55::text[], $56::bigint[],
-    $57::bigint[], $58::bigint[]) AS r
+  SELECT r.* FROM unnest($52::bigint[], $53::text[], $54::text[], $55::text[], $56::text[], $57::bigint[],
+    $58::bigint[], $59::bigint[]) AS r
   WHERE EXISTS (SELECT FROM moved)
   ON CONFLICT (day, tenant_id, agent_id, tool_name, status, bucket)
   DO UPDATE SET calls = t.calls + excluded.calls, output_bytes = t.output_bytes + excluded.output_bytes
@@ -167,7 +167,11 @@ fn first_seq(changeset: &Changeset) -> i64 {
 
 /// Writes the group if the trail ends where the changeset says. Returns true if it did.
 fn try_write(database: &mut Postgres, instance: i64, changeset: &Changeset) -> Result<bool, StoreError> {
-    if changeset.answers.is_empty() && changeset.signed.is_none() && changeset.released.is_empty() {
+    if changeset.answers.is_empty()
+        && changeset.signed.is_none()
+        && changeset.released.is_empty()
+        && changeset.entries.is_empty()
+    {
         return send(database, instance, changeset);
     }
     database.batch("BEGIN; SET LOCAL idle_in_transaction_session_timeout = '3s'")?;
@@ -187,7 +191,10 @@ fn send(database: &mut Postgres, instance: i64, changeset: &Changeset) -> Result
     let released =
         changeset.released.iter().map(|(key, call)| (RELEASE, vec![key.as_str().into(), call.as_str().into()]));
     let signed = changeset.signed.iter().map(|head| head_statement(head, changeset));
-    for (sql, values) in changeset.answers.iter().map(answer_statement).chain(released).chain(signed) {
+    // If another writer was faster, its rows may be there already, and this transaction will be rolled back.
+    let sql = "INSERT INTO metadata_entries (entry, execution) VALUES (?1, ?2) ON CONFLICT DO NOTHING";
+    let entries = changeset.entries.iter().map(|(entry, id)| (sql, vec![Value::Bytes(entry.to_vec()), (*id).into()]));
+    for (sql, values) in changeset.answers.iter().map(answer_statement).chain(released).chain(signed).chain(entries) {
         rest.push((database.session.statement(sql).map_err(failed)?, values));
     }
     let columns = Columns::of(changeset);
@@ -287,6 +294,7 @@ impl<'a> Columns<'a> {
         columns.add(opened, |row| row.usage.as_deref());
         columns.add(opened, |row| row.metadata.as_deref());
         columns.add(opened, |row| row.workspace.as_deref());
+        columns.add(opened, |row| row.provider.as_deref());
         let changed: &'a [CallRow] = &changeset.changed;
         columns.add(changed, |row| row.id);
         columns.add(changed, |row| &*row.status);

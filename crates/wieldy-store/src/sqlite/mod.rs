@@ -42,6 +42,14 @@ pub(crate) const MIGRATIONS: &[Migration] = &[
         up: include_str!("../../migrations/sqlite/0003_claims_workspace.up.sql"),
         down: include_str!("../../migrations/sqlite/0003_claims_workspace.down.sql"),
     },
+    Migration {
+        up: include_str!("../../migrations/sqlite/0004_provider.up.sql"),
+        down: include_str!("../../migrations/sqlite/0004_provider.down.sql"),
+    },
+    Migration {
+        up: include_str!("../../migrations/sqlite/0005_metadata.up.sql"),
+        down: include_str!("../../migrations/sqlite/0005_metadata.down.sql"),
+    },
 ];
 
 /// The calls that closed within a part of the trail; the query adds which part.

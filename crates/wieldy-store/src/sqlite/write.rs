@@ -39,6 +39,10 @@ pub(super) fn write(
 fn put(transaction: &Transaction<'_>, instance: i64, changeset: &Changeset) -> rusqlite::Result<()> {
     put_events(transaction, instance, changeset)?;
     put_calls(transaction, instance, changeset)?;
+    for (entry, execution) in &changeset.entries {
+        let sql = "INSERT INTO metadata_entries (entry, execution) VALUES (?1, ?2)";
+        transaction.prepare_cached(sql)?.execute(params![entry, execution])?;
+    }
     changeset.answers.iter().try_for_each(|change| put_answer(transaction, change))?;
     for (key, execution) in &changeset.released {
         transaction.prepare_cached(RELEASE)?.execute([key, execution])?;
@@ -73,13 +77,14 @@ fn put_calls(transaction: &Transaction<'_>, instance: i64, changeset: &Changeset
     let mut opened = transaction.prepare_cached(
         "INSERT INTO tool_executions (id, execution_id, tool_name, parameters_json, status, error_message, error_code,
            started_at, completed_at, duration_ms, output_size_bytes, sandbox_id, agent_id, user_id, batch_id, session_id,
-           tenant_id, attempts, usage_json, metadata_json, workspace, instance)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22)",
+           tenant_id, attempts, usage_json, metadata_json, workspace, provider, instance)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22,
+           ?23)",
     )?;
     for row in &changeset.opened {
         let CallRow { id, execution_id, tool, parameters, status, error_message, error_code, .. } = row;
         let CallRow { started_at, completed_at, duration_ms, output_bytes, sandbox, agent, user, batch, .. } = row;
-        let CallRow { session, tenant, attempts, usage, metadata, workspace, .. } = row;
+        let CallRow { session, tenant, attempts, usage, metadata, workspace, provider, .. } = row;
         opened.execute(params![
             id,
             execution_id,
@@ -102,6 +107,7 @@ fn put_calls(transaction: &Transaction<'_>, instance: i64, changeset: &Changeset
             usage,
             metadata,
             workspace,
+            provider,
             instance,
         ])?;
     }

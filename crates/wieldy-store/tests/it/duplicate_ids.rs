@@ -21,6 +21,7 @@ fn opening(seq: u64, execution: ExecutionId) -> Arc<Event> {
         rerun: None,
         called_as: None,
         workspace: None,
+        metadata: None,
     };
     Arc::new(Event { seq, at: Timestamp::now(), subject: Arc::new(subject), body })
 }

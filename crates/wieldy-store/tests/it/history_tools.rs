@@ -101,6 +101,28 @@ async fn an_agent_finds_only_calls_of_its_own_user_and_workspace() {
 }
 
 #[tokio::test]
+async fn a_search_finds_calls_by_the_metadata_of_their_client() {
+    let folder = tempfile::tempdir().unwrap();
+    let (executor, journal) = executor(folder.path());
+    let (ada, bob) = (caller("ada", None), caller("bob", None));
+    for (thing, by) in [(1, &ada), (2, &ada), (3, &bob)] {
+        let call = Call::new("look", json!({ "thing": thing })).by(Arc::clone(by));
+        executor.call(call.metadata(json!({"run": thing % 2, "ok": true, "by": "x"}))).await;
+    }
+    journal.flush().await.unwrap();
+    let search =
+        async |metadata: Value| asked(&executor, "history_search", json!({ "metadata": metadata }), &ada).await;
+    assert_eq!(things(&search(json!({"run": 1})).await), [1]);
+    assert_eq!(things(&search(json!({"run": "1", "ok": true, "by": "x"})).await), [1]);
+    assert_eq!(things(&search(json!({"ok": true})).await), [2, 1], "others' calls are not found");
+    let many: serde_json::Map<_, _> = (0..17).map(|n| (n.to_string(), json!(n))).collect();
+    for wrong in [json!({"run": [1]}), json!({"run": null}), Value::Object(many)] {
+        let call = Call::new("history_search", json!({ "metadata": wrong })).by(Arc::clone(&ada));
+        assert!(executor.call(call).await.error.is_some(), "{wrong}");
+    }
+}
+
+#[tokio::test]
 async fn a_search_is_paged_and_refuses_invalid_arguments() {
     let folder = tempfile::tempdir().unwrap();
     let (executor, journal) = executor(folder.path());
@@ -239,9 +261,9 @@ async fn logs_are_paged_and_filtered_by_level_and_refuse_invalid_arguments() {
     let looked: Vec<&Value> = whole.iter().filter(|event| event["name"] == "tool.call.pending").map(thing_of).collect();
     assert_eq!(looked, [&json!(null), &json!(3), &json!(2), &json!(1)], "the latest call first");
 
-    let errors = executor.call(Call::new("GetLogs", json!({"level": "error"})).by(Arc::clone(&by))).await;
+    let errors = executor.call(Call::new("GetLogs", json!({"level": "warn"})).by(Arc::clone(&by))).await;
     let text = errors.text();
-    assert!(text.lines().count() == 1 && text.contains(" error tool.call.failure no_such_tool "), "{text}");
+    assert!(text.lines().count() == 1 && text.contains(" warn tool.call.failure no_such_tool "), "{text}");
     let none = json!({"since": "2999-01-01T00:00:00Z"});
     assert_eq!(asked(&executor, "GetLogs", none, &by).await, json!({"events": [], "next": null}));
 

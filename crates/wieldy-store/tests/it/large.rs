@@ -49,6 +49,21 @@ fn some(text: &str) -> Option<String> {
     Some(text.to_owned())
 }
 
+/// Returns a query for calls with these entries of metadata.
+fn with(entries: &[(&str, &str)]) -> Query {
+    let entries = entries.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    Query { metadata: entries.collect(), ..Query::default() }
+}
+
+/// Returns the hash of an entry, as the database writes bytes.
+fn entry(history: &TestHistory, name: &str, value: &str) -> String {
+    let mut bytes = (name.len() as u64).to_le_bytes().to_vec();
+    bytes.extend_from_slice(name.as_bytes());
+    bytes.extend_from_slice(value.as_bytes());
+    let hex = &blake3::hash(&bytes).to_hex()[..32];
+    if history.is_postgres() { format!("decode('{hex}', 'hex')") } else { format!("x'{hex}'") }
+}
+
 /// Checks results and query plans; `scan` is the database's word for a full scan.
 fn many_calls_are_asked_about(history: &TestHistory, scan: &str) {
     let (store, calls) = (history.store(), calls());
@@ -63,6 +78,21 @@ fn many_calls_are_asked_about(history: &TestHistory, scan: &str) {
         let told = history.sql(&sql).remove(0).remove(0);
         told.chars().filter(char::is_ascii_digit).collect::<String>().parse::<usize>().unwrap()
     };
+    for (name, value, condition) in [("all", "yes", "1 = 1"), ("run", "7", "id % 1000 = 7")] {
+        let entry = entry(history, name, value);
+        history.sql(&format!(
+            "INSERT INTO metadata_entries (entry, execution) SELECT {entry}, id FROM tool_executions WHERE {condition}"
+        ));
+    }
+    assert_eq!(count(with(&[("run", "7")])), counted("id % 1000 = 7"));
+    assert_eq!(count(with(&[("run", "7"), ("all", "yes")])), counted("id % 1000 = 7"));
+    assert_eq!(count(with(&[("all", "yes"), ("run", "7")])), counted("id % 1000 = 7"));
+    assert_eq!(count(with(&[("run", "8")])), 0);
+    let of_tool = Query { tool: some("tool_7"), ..with(&[("run", "7")]) };
+    assert_eq!(count(of_tool), counted("tool_name = 'tool_7' AND id % 1000 = 7"));
+    let word = Query { text: some("quick"), ..with(&[("run", "7")]) };
+    assert_eq!(count(word), counted("id % 1000 = 7 AND parameters_json LIKE '%quick%'"));
+    assert_eq!(store.search(&with(&[("all", "yes")]), 20).unwrap().executions.len(), 20);
     assert_eq!(count(Query { session: some("session_17"), ..Query::default() }), 500);
     assert_eq!(count(Query { tool: some("tool_7"), ..Query::default() }), calls / 50);
     let timeouts = Query { status: Some(Status::Timeout), ..Query::default() };
@@ -118,6 +148,9 @@ fn many_calls_are_asked_about(history: &TestHistory, scan: &str) {
         Query { agent: some("agent_6"), tenant: some("tenant_6"), ..Query::default() },
         Query { batch: some("batch-7"), ..Query::default() },
         Query { text: some("word77"), ..Query::default() },
+        with(&[("all", "yes")]),
+        with(&[("run", "7")]),
+        with(&[("run", "8")]),
         Query { text: some("word7"), tool: some("tool_7"), ..Query::default() },
         Query { text: some("word7"), session: some("session_17"), ..Query::default() },
     ];

@@ -18,6 +18,7 @@ mod index_use;
 mod kill;
 mod large;
 mod lost_confirmations;
+mod metadata;
 mod outage;
 mod paths;
 mod recovery;

@@ -23,6 +23,7 @@ on_each_database!(
     a_call_that_was_handed_over_is_a_task_for_the_next_executor_too,
     an_executor_that_stores_no_tasks_deletes_none,
     an_executor_without_reruns_leaves_them_to_others,
+    metadata_that_looks_like_a_rerun_is_none,
     orphaned_calls_that_are_repeatable_are_retryable,
     the_key_of_an_interrupted_call_never_runs_again_unless_it_is_repeatable,
     an_interrupted_call_is_rerun_if_its_caller_and_its_tool_allow_it,
@@ -140,6 +141,36 @@ async fn an_executor_without_reruns_leaves_them_to_others(history: TestHistory) 
     history.sql(&format!("UPDATE tool_executions SET started_at = {then}"));
     drop(history.executor([]));
     assert_eq!(status(task), "failed");
+}
+
+async fn metadata_that_looks_like_a_rerun_is_none(history: TestHistory) {
+    let spec = ToolSpec::new("put", "").idempotent();
+    let (hanging, strings) = Puppet::new(spec, [Act::Hang]);
+    let first = history.executor([hanging]);
+    let looks = || json!({"rerun": true, "task": true, "deep": {"rerun": true}, "n": 0.1, "nul": "\0"});
+    let plain = first.executor.spawn(Call::new("put", json!({})).metadata(looks()));
+    running(&strings).await;
+    // A call with a context is not run again, because its context is stored nowhere.
+    let rerun = Options { rerun: true, ..Options::default() };
+    let in_context = first.executor.spawn(Call::new("put", json!({})).context(json!({"room": "a"})).with(rerun));
+    while strings.now() < 2 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    abandon(&history, first).await;
+    let metadata = |id| history.store().show(id).unwrap().unwrap().0.metadata.unwrap();
+    assert_eq!(metadata(plain), json!({"caller": looks(), "task": true}));
+
+    let (tool, strings) = Puppet::new(ToolSpec::new("put", "").idempotent(), [Act::Echo]);
+    let second = history.executor_with([tool], &JournalOptions { resumes: true, ..history.options() }, |_| {});
+    assert_eq!(second.executor.resume(), []);
+    assert_eq!(strings.runs(), 0);
+    second.journal.flush().await.unwrap();
+    for id in [plain, in_context] {
+        assert_eq!(history.store().show(id).unwrap().unwrap().0.error_code.as_deref(), Some("E3110"));
+    }
+    assert_eq!(metadata(plain)["caller"], looks());
+    drop(second);
+    history.check();
 }
 
 async fn orphaned_calls_that_are_repeatable_are_retryable(history: TestHistory) {

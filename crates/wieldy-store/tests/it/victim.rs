@@ -123,7 +123,10 @@ impl VictimExecutor {
     fn call(&self, tool: &str, mark: &str, options: Options) -> Call {
         // A mark begins with its tool, to show its origin.
         let padding = "x".repeat(self.padding);
-        Call::new(tool, json!({ "mark": format!("{tool}-{mark}"), "padding": padding })).with(options)
+        Call::new(tool, json!({ "mark": format!("{tool}-{mark}"), "padding": padding }))
+            // It looks like a fact of the engine's own, and is none.
+            .metadata(json!({"rerun": true, "deep": {"rerun": true}}))
+            .with(options)
     }
 
     fn keyed(&self, mark: &str) -> Options {

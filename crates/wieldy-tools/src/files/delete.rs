@@ -8,7 +8,7 @@ use cap_std::fs::Dir;
 use rustix::io::Errno;
 use schemars::JsonSchema;
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use wieldy_core::{Confinement, Outcome, Run, RunError, Tool, ToolSpec};
 
@@ -56,6 +56,10 @@ impl Tool for Delete {
 
     fn names_of(&self, thing: &str, _: &Confinement) -> Vec<String> {
         self.workspace.names_of(thing)
+    }
+
+    fn respell(&self, arguments: &Value, _: &Confinement) -> Vec<(String, String)> {
+        self.workspace.respell(arguments, &[])
     }
 
     async fn run(&self, args: DeleteArgs, run: &Run) -> Result<Outcome, RunError> {

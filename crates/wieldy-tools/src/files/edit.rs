@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 use wieldy_core::{Confinement, Outcome, Run, RunError, Tool, ToolSpec};
 
 use super::error::{FileError, blocking};
@@ -54,11 +54,18 @@ impl Tool for Edit {
             "Replaces exact text in a file. The old text must occur exactly once, unless `replace_all` is set; \
              take enough of its surroundings to make it so.",
         )
+        .weak_alias("edit_file")
+        .argument_alias("old_string", "old")
+        .argument_alias("new_string", "new")
         .reads("path")
     }
 
     fn names_of(&self, thing: &str, _: &Confinement) -> Vec<String> {
         self.workspace.names_of(thing)
+    }
+
+    fn respell(&self, arguments: &Value, _: &Confinement) -> Vec<(String, String)> {
+        self.workspace.respell(arguments, &[])
     }
 
     async fn run(&self, args: EditArgs, run: &Run) -> Result<Outcome, RunError> {

@@ -3,7 +3,7 @@
 use std::io;
 
 use rustix::io::Errno;
-use wieldy_core::{CallError, Code, RunError};
+use wieldy_core::{CallError, CaughtPanic, Code, RunError};
 
 use super::path::PathError;
 
@@ -164,9 +164,9 @@ impl From<FileError> for RunError {
 pub(crate) async fn blocking<T: Send + 'static, E: From<FileError> + Send + 'static>(
     work: impl FnOnce() -> Result<T, E> + Send + 'static,
 ) -> Result<T, E> {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(result) => result,
-        Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+    match tokio::task::spawn_blocking(|| CaughtPanic::catch(work)).await {
+        Ok(Ok(result)) => result,
+        Ok(Err(panic)) => panic.resume(),
         // The runtime is shutting down and never began the work.
         Err(_) => Err(FileError::Stopped.into()),
     }

@@ -7,10 +7,11 @@ use std::sync::Arc;
 use globset::{GlobBuilder, GlobMatcher};
 use schemars::JsonSchema;
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 use wieldy_core::{Confinement, Outcome, Run, RunError, Tool, ToolSpec};
 
 use super::error::{FileError, blocking};
+use super::spelling::PatternKind;
 use super::walk::WalkOptions;
 use super::workspace::Workspace;
 
@@ -69,6 +70,10 @@ impl Tool for Glob {
         self.workspace.names_of(thing)
     }
 
+    fn respell(&self, arguments: &Value, _: &Confinement) -> Vec<(String, String)> {
+        self.workspace.respell(arguments, &[("pattern", PatternKind::Path)])
+    }
+
     async fn run(&self, args: GlobArgs, run: &Run) -> Result<Outcome, RunError> {
         let (workspace, run) = (self.workspace.clone(), run.clone());
         Ok(blocking(move || glob(&workspace, &args, &run)).await?)
@@ -113,6 +118,10 @@ fn glob(workspace: &Workspace, args: &GlobArgs, run: &Run) -> Result<Outcome, Fi
 
 /// Compiles a pattern for paths: `*` stays within one name.
 pub(super) fn matcher(pattern: &str) -> Result<GlobMatcher, FileError> {
+    if pattern.starts_with('/') {
+        let message = format!("`{pattern}` is an absolute pattern for paths outside the folder that is searched");
+        return Err(FileError::refused(message, "write it relative to `path`"));
+    }
     let pattern = pattern.strip_prefix("./").unwrap_or(pattern);
     let glob = GlobBuilder::new(pattern).literal_separator(true).backslash_escape(true).build();
     glob.map(|glob| glob.compile_matcher()).map_err(|error| {

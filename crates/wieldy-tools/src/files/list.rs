@@ -66,10 +66,15 @@ impl Tool for List {
             "Lists what is in a folder, sorted, with sizes; folders end in `/`. \
              Hidden files and those that `.gitignore` excludes are left out unless asked for.",
         )
+        .weak_alias("list_files")
     }
 
     fn names_of(&self, thing: &str, _: &Confinement) -> Vec<String> {
         self.workspace.names_of(thing)
+    }
+
+    fn respell(&self, arguments: &Value, _: &Confinement) -> Vec<(String, String)> {
+        self.workspace.respell(arguments, &[])
     }
 
     async fn run(&self, args: ListArgs, run: &Run) -> Result<Outcome, RunError> {

@@ -3,6 +3,7 @@
 mod error;
 mod guard;
 mod path;
+mod spelling;
 mod stale;
 mod text;
 mod workspace;
@@ -32,6 +33,7 @@ pub use list::List;
 pub use query::QueryVfs;
 pub use read::Read;
 pub use search::Search;
+pub(crate) use spelling::relative;
 pub(crate) use workspace::read_options;
 pub use workspace::{Workspace, WorkspaceError};
 pub use write::Write;
@@ -55,6 +57,7 @@ fn common(name: &str, alias: &str, description: &str) -> ToolSpec {
         .category("files")
         .provider(Provider::Builtin)
         .alias(alias)
+        .argument_alias("file_path", "path")
         .timeout(Duration::from_secs(10));
     spec.annotations.open_world = false;
     // Each tool bounds its own answer, and says how to get the rest. A second cut would lose that note.

@@ -9,12 +9,13 @@ use grep_searcher::sinks::Bytes;
 use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Value, json};
 use wieldy_core::artifact::grep;
 use wieldy_core::{ArtifactInfo, Confinement, Outcome, Run, RunError, Tool, ToolSpec, parse_since};
 
 use super::error::{FileError, blocking};
 use super::search::Stoppable;
+use super::spelling::PatternKind;
 use super::walk::{WalkEntry, WalkOptions};
 use super::workspace::Workspace;
 use super::{glob, pattern, search};
@@ -116,6 +117,10 @@ impl Tool for QueryVfs {
 
     fn names_of(&self, thing: &str, _: &Confinement) -> Vec<String> {
         self.workspace.names_of(thing)
+    }
+
+    fn respell(&self, arguments: &Value, _: &Confinement) -> Vec<(String, String)> {
+        self.workspace.respell(arguments, &[("glob", PatternKind::Filter)])
     }
 
     async fn run(&self, args: QueryVfsArgs, run: &Run) -> Result<Outcome, RunError> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use encoding_rs::Encoding;
 use schemars::JsonSchema;
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 use wieldy_core::{Confinement, Content, Outcome, Run, RunError, Tool, ToolSpec};
 
 use super::error::{FileError, blocking};
@@ -52,10 +52,15 @@ impl Tool for Read {
             "Reads a text file, or some lines of it. The text comes as it is, without line numbers, \
              so that parts of it can be given to `Edit`.",
         )
+        .weak_alias("read_file")
     }
 
     fn names_of(&self, thing: &str, _: &Confinement) -> Vec<String> {
         self.workspace.names_of(thing)
+    }
+
+    fn respell(&self, arguments: &Value, _: &Confinement) -> Vec<(String, String)> {
+        self.workspace.respell(arguments, &[])
     }
 
     async fn run(&self, args: ReadArgs, run: &Run) -> Result<Outcome, RunError> {
@@ -86,7 +91,8 @@ fn read(workspace: &Workspace, args: &ReadArgs, run: &Run) -> Result<Outcome, Fi
 
     let hash = blake3::hash(&content);
     let seen = workspace.reads.note(run.caller(), &workspace.key(&given)?, hash);
-    if let Some(seen) = seen.filter(|seen| *seen != hash) {
+    let changed = seen.filter(|seen| *seen != hash);
+    if let Some(seen) = changed {
         run.source_stale(&given.to_string(), &seen.to_string(), Some(&hash.to_string()));
     }
     let mut outcome = Outcome::text(part.text).structured(json!({
@@ -97,8 +103,15 @@ fn read(workspace: &Workspace, args: &ReadArgs, run: &Run) -> Result<Outcome, Fi
         "bytes": content.len(),
         "encoding": decoded.encoding.name(),
         "hash": hash.to_string(),
+        "changed": changed.is_some(),
     }));
     outcome.partial = part.cut;
+    if changed.is_some() {
+        let line = "[the file changed since this session last read or wrote it]";
+        // The note begins a line of its own, and other notes follow it.
+        let ends_a_line = part.text.is_empty() || part.text.ends_with('\n');
+        outcome.content.push(Content::text(if ends_a_line { format!("{line}\n") } else { format!("\n{line}\n") }));
+    }
     outcome.content.extend(notes(&part, &decoded).into_iter().map(Content::text));
     Ok(outcome)
 }

@@ -12,11 +12,13 @@ use grep_regex::{RegexMatcher, RegexMatcherBuilder};
 use grep_searcher::{BinaryDetection, Searcher, SearcherBuilder};
 use schemars::JsonSchema;
 use serde::Deserialize;
+use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 use wieldy_core::{Confinement, Outcome, Run, RunError, Tool, ToolSpec};
 
 use super::error::{FileError, blocking};
 use super::matches::{FileSink, Matches};
+use super::spelling::PatternKind;
 use super::walk::WalkOptions;
 use super::workspace::Workspace;
 use super::{glob, pattern};
@@ -94,11 +96,16 @@ impl Tool for Search {
             "Searches files for a regular expression and gives the matching lines as `path:line:text`, sorted by \
              path. Binary files, hidden files and those that `.gitignore` excludes are left out unless asked for.",
         )
+        .weak_alias("search_files")
         .timeout(Duration::from_secs(30))
     }
 
     fn names_of(&self, thing: &str, _: &Confinement) -> Vec<String> {
         self.workspace.names_of(thing)
+    }
+
+    fn respell(&self, arguments: &Value, _: &Confinement) -> Vec<(String, String)> {
+        self.workspace.respell(arguments, &[("glob", PatternKind::Filter)])
     }
 
     async fn run(&self, args: SearchArgs, run: &Run) -> Result<Outcome, RunError> {

@@ -103,6 +103,11 @@ impl Workspace {
         Ok(GivenPath::new(text, &self.roots)?)
     }
 
+    /// Returns the folder's path as it was given and with symbolic links resolved.
+    pub(super) fn roots(&self) -> &[PathBuf] {
+        &self.roots
+    }
+
     pub(crate) fn root(&self) -> &Dir {
         &self.root
     }

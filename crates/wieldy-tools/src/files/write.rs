@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 use wieldy_core::{Confinement, Outcome, Run, RunError, Tool, ToolSpec};
 
 use super::error::{FileError, blocking};
@@ -52,11 +52,16 @@ impl Tool for Write {
             "Writes a text file, new or in place of the old content, whole or not at all. \
              To change parts of a file, use `Edit`.",
         )
+        .weak_alias("write_file")
         .idempotent()
     }
 
     fn names_of(&self, thing: &str, _: &Confinement) -> Vec<String> {
         self.workspace.names_of(thing)
+    }
+
+    fn respell(&self, arguments: &Value, _: &Confinement) -> Vec<(String, String)> {
+        self.workspace.respell(arguments, &[])
     }
 
     async fn run(&self, args: WriteArgs, run: &Run) -> Result<Outcome, RunError> {

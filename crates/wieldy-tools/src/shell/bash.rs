@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
+use serde_json::Value;
 use wieldy_core::{Command, Confinement, Outcome, Program, Provider, Run, RunError, Stdin, Terminal, Tool, ToolSpec};
 
-use super::process::{check_words, run_command, start_folder};
+use super::process::{check_words, respell_folder, run_command, start_folder};
 use super::process_tools::outcome_of;
 use super::processes::{END_OF_TRANSMISSION, ProcessState};
 use super::{Processes, RUN_PROGRAMS, named};
@@ -138,6 +139,10 @@ impl Tool for Bash {
         .timeout(Duration::from_secs(120));
         spec.constraints.timeout_max = Some(Duration::from_secs(30 * 60));
         spec
+    }
+
+    fn respell(&self, arguments: &Value, confinement: &Confinement) -> Vec<(String, String)> {
+        respell_folder(arguments, confinement)
     }
 
     async fn program(&self, args: BashArgs, confinement: &Confinement) -> Result<Option<Program>, RunError> {

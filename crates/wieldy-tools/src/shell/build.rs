@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 use wieldy_core::{Confinement, Outcome, Program, Provider, Run, RunError, Tool, ToolSpec};
 
 use super::bash::Shell;
-use super::process::{run_command, start_folder};
+use super::build_targets;
+use super::process::{respell_folder, run_command, start_folder};
 use super::{Processes, RUN_PROGRAMS, named};
 
 /// A tool that builds a project.
@@ -23,24 +24,22 @@ pub struct Build {
 /// A build.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub struct BuildArgs {
-    /// The task.
-    #[serde(default)]
-    target: Target,
+    /// The task: `build`, `test`, `check` or `clean`; or the name of a script of package.json, of a target of the
+    /// Makefile or of a Cargo profile.
+    #[serde(default = "build")]
+    #[schemars(length(min = 1, max = 200))]
+    target: String,
     /// The command line to use instead of the one that the project's files call for.
     command: Option<String>,
     /// The project's folder, relative to the workspace.
     folder: Option<String>,
 }
 
-/// A task for a project.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-enum Target {
-    #[default]
-    Build,
-    Test,
-    Check,
-    Clean,
+/// The usual tasks, in the order of the lines of a [`ProjectKind`].
+const TASKS: [&str; 4] = ["build", "test", "check", "clean"];
+
+fn build() -> String {
+    TASKS[0].to_owned()
 }
 
 /// A kind of project: the file that identifies it, and its command lines to build, test, check and clean.
@@ -91,7 +90,14 @@ impl Tool for Build {
         .permission(RUN_PROGRAMS)
         .timeout(Duration::from_secs(10 * 60));
         spec.constraints.timeout_max = Some(Duration::from_secs(2 * 60 * 60));
+        // A compiler dies of the memory that is enough for other commands.
+        spec.limits.cpu_millicores = Some(2000);
+        spec.limits.memory_bytes = Some(4096 * 1024 * 1024);
         spec
+    }
+
+    fn respell(&self, arguments: &Value, confinement: &Confinement) -> Vec<(String, String)> {
+        respell_folder(arguments, confinement)
     }
 
     async fn program(&self, args: BuildArgs, confinement: &Confinement) -> Result<Option<Program>, RunError> {
@@ -99,8 +105,8 @@ impl Tool for Build {
         let (line, file) = match args.command {
             Some(line) => (line, None),
             None => {
-                let kind = kind(&folder)?;
-                (kind.line(args.target)?.to_owned(), Some(kind.file.to_owned()))
+                let (line, file) = line_for(&folder, &args.target)?;
+                (line, Some(file.to_owned()))
             }
         };
         // The project's file decides which programs run, although the command line does not name it.
@@ -115,7 +121,7 @@ impl Tool for Build {
         }
         let line = match args.command {
             Some(line) => line,
-            None => kind(&folder)?.line(args.target)?.to_owned(),
+            None => line_for(&folder, &args.target)?.0,
         };
         run.progress(None, line.as_str());
         let mut outcome = run_command(&self.shell.command(&line, folder), run).await?;
@@ -123,6 +129,17 @@ impl Tool for Build {
             structured["command"] = json!(line);
         }
         Ok(outcome)
+    }
+}
+
+/// Returns the command line for a target, and the project's file that decides.
+fn line_for(folder: &Path, target: &str) -> Result<(String, &'static str), RunError> {
+    match TASKS.iter().position(|task| *task == target) {
+        Some(task) => {
+            let kind = kind(folder)?;
+            Ok((kind.line(task)?.to_owned(), kind.file))
+        }
+        None => build_targets::line_for(folder, target),
     }
 }
 
@@ -136,9 +153,9 @@ fn kind(folder: &Path) -> Result<&'static ProjectKind, RunError> {
 }
 
 impl ProjectKind {
-    /// Returns the command line for a target.
-    fn line(&self, target: Target) -> Result<&'static str, RunError> {
-        self.lines[target as usize].ok_or_else(|| {
+    /// Returns the command line for one of the usual tasks.
+    fn line(&self, task: usize) -> Result<&'static str, RunError> {
+        self.lines[task].ok_or_else(|| {
             let message = format!("a project with a {} has no default command for this target", self.file);
             RunError::invalid_input(message).suggest("give the `command`")
         })
@@ -152,12 +169,12 @@ mod tests {
     #[test]
     fn the_most_specific_project_file_decides() {
         let folder = tempfile::tempdir().unwrap();
-        let line = |target| {
-            kind(folder.path()).and_then(|kind| kind.line(target)).map_err(|error| error.error.message.clone())
+        let line = |target: &str| {
+            line_for(folder.path(), target).map(|(line, _)| line).map_err(|error| error.error.message.clone())
         };
         let none = "cannot find out how to build this project: there is none of Cargo.toml, package.json, go.mod, \
                     pyproject.toml, Makefile";
-        assert_eq!(line(Target::Build), Err(none.into()));
+        assert_eq!(line("build"), Err(none.into()));
         for (file, test) in [
             ("Makefile", "make test"),
             ("pyproject.toml", "python3 -m pytest"),
@@ -166,9 +183,12 @@ mod tests {
             ("Cargo.toml", "cargo test"),
         ] {
             std::fs::write(folder.path().join(file), "").unwrap();
-            assert_eq!(line(Target::Test), Ok(test));
+            assert_eq!(line("test"), Ok(test.to_owned()));
         }
-        assert_eq!(line(Target::Clean), Ok("cargo clean"));
-        assert_eq!((line(Target::Build), line(Target::Check)), (Ok("cargo build"), Ok("cargo check --all-targets")));
+        assert_eq!(line("clean"), Ok("cargo clean".to_owned()));
+        assert_eq!(
+            (line("build"), line("check")),
+            (Ok("cargo build".to_owned()), Ok("cargo check --all-targets".to_owned()))
+        );
     }
 }

@@ -10,7 +10,7 @@ use serde_json::Value;
 use wieldy_core::redact::StreamRedactor;
 use wieldy_core::{
     AnyTool, CallError, Code, Command, CommandSpec, Confinement, Content, Input, Outcome, OutputForm, OutputSink,
-    Program, Provider, Run, RunError, Stdin, Stream, ToolSpec,
+    Program, Provider, Run, RunError, Stdin, Stream, ToolSpec, Variable,
 };
 
 use super::process::{REFUSED, run_command_into, start_folder};
@@ -27,6 +27,8 @@ pub struct CommandTool {
     command: CommandSpec,
     template: Template,
     environment: BTreeMap<String, String>,
+    /// The variables whose value is the call's context.
+    context_variables: Vec<String>,
     hides_secrets: bool,
 }
 
@@ -43,7 +45,9 @@ impl CommandTool {
     ) -> Result<Self, Vec<String>> {
         let template = Template::new(&command, &spec.input_schema)?;
         let mut missing = Vec::new();
-        for (name, variable) in &command.environment {
+        let of_context = |(name, variable): (&String, &Variable)| variable.is_context().then(|| name.clone());
+        let context_variables: Vec<String> = command.environment.iter().filter_map(of_context).collect();
+        for (name, variable) in command.environment.iter().filter(|(_, variable)| !variable.is_context()) {
             match variable.literal() {
                 Some(value) => _ = environment.insert(name.clone(), value.to_owned()),
                 None => missing.push(format!("the value of the variable `{name}` is not given")),
@@ -56,7 +60,7 @@ impl CommandTool {
         if spec.required_permissions.is_empty() {
             spec.required_permissions.push(RUN_PROGRAMS.into());
         }
-        Ok(Self { spec, command, template, environment, hides_secrets: false })
+        Ok(Self { spec, command, template, environment, context_variables, hides_secrets: false })
     }
 
     /// Makes the tool hide secrets in its program's output, for a program that is given secrets: values known through
@@ -68,11 +72,16 @@ impl CommandTool {
     }
 
     async fn run_with(&self, arguments: &Value, run: &Run) -> Result<Outcome, RunError> {
-        let filled = self.template.fill(arguments)?;
+        let filled = self.template.fill(arguments, run.context())?;
+        let mut environment = self.environment.clone();
+        if !self.context_variables.is_empty() {
+            let context = Value::Object(run.context().clone()).to_string();
+            environment.extend(self.context_variables.iter().map(|name| (name.clone(), context.clone())));
+        }
         let command = Command {
             program: self.command.program.clone(),
             arguments: filled.arguments,
-            environment: self.environment.clone(),
+            environment,
             folder: start_folder(&run.confinement().workspace, self.command.folder.as_deref())?,
             stdin: filled.stdin.map_or(Stdin::Nothing, |text| Stdin::Bytes(text.into_bytes())),
             terminal: None,
@@ -194,7 +203,7 @@ impl AnyTool for CommandTool {
         Box::pin(async move {
             let folder = start_folder(&confinement.workspace, self.command.folder.as_deref())?;
             let mut words = vec![self.command.program.clone()];
-            words.extend(self.template.fill(arguments)?.arguments);
+            words.extend(self.template.fill_words(arguments)?);
             let line = named::quoted(words.iter().map(String::as_str));
             named::program(line, words, folder, confinement).await
         })

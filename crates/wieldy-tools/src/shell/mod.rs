@@ -8,6 +8,7 @@
 mod attached;
 mod bash;
 mod build;
+mod build_targets;
 mod command;
 mod environment;
 mod named;

@@ -5,7 +5,11 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use wieldy_core::{Breach, CallError, Code, Command, Ended, Exit, Outcome, OutputSink, Run, RunError};
+use wieldy_core::{
+    Breach, CallError, Code, Command, Confinement, Ended, Exit, Outcome, OutputSink, Run, RunError, UsedSandbox,
+};
+
+use crate::files::relative;
 
 /// The kernel's limit for one argument, without its terminating zero.
 const WORD_BYTES_MAX: usize = 128 * 1024 - 1;
@@ -42,7 +46,7 @@ pub(super) async fn run_command_into(
         structured[REFUSED] = breaches.iter().map(ToString::to_string).collect();
     }
     outcome.usage = Some(Box::new(usage));
-    outcome.sandbox = Some(sandbox);
+    outcome.sandbox = Some(UsedSandbox::new(sandbox, run.confinement().limits));
     if run.stop().is_cancelled() {
         outcome.partial = true;
         // The engine reports why the run was stopped. The tool adds only an exceeded limit.
@@ -146,6 +150,13 @@ pub(super) fn start_folder(workspace: &Path, folder: Option<&str>) -> Result<Pat
         return Err(RunError::invalid_input(format!("`{folder}` is not a folder")));
     }
     Ok(resolved)
+}
+
+/// Returns the relative spelling of the argument `folder`, if it is an absolute path inside the workspace.
+pub(super) fn respell_folder(arguments: &Value, confinement: &Confinement) -> Vec<(String, String)> {
+    let folder = arguments.get("folder").and_then(Value::as_str);
+    let relative = folder.and_then(|folder| relative(folder, std::slice::from_ref(&confinement.workspace)));
+    relative.map(|folder| ("folder".to_owned(), folder)).into_iter().collect()
 }
 
 /// Returns true if the path as written leads out of all of the roots.

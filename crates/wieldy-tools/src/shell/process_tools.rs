@@ -6,7 +6,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use wieldy_core::{Content, Ended, Outcome, Provider, Run, RunError, SessionKey, Stream, Tool, ToolSpec};
+use wieldy_core::{Content, Ended, Outcome, Provider, Run, RunError, SessionKey, Stream, Tool, ToolSpec, UsedSandbox};
 
 use super::RUN_PROGRAMS;
 use super::process::REFUSED;
@@ -93,7 +93,7 @@ pub(super) fn outcome_of(process: &Process, run: &Run) -> Outcome {
     outcome.content.push(Content::text(format!("[{message}]\n")));
     if let ProcessState::Ended(exit) = &state {
         outcome.usage = Some(Box::new(exit.usage));
-        outcome.sandbox = Some(exit.sandbox.clone());
+        outcome.sandbox = Some(UsedSandbox::new(exit.sandbox.clone(), process.limits));
     }
     outcome.structured(structured)
 }

@@ -11,7 +11,9 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
-use wieldy_core::{Background, CallError, Code, Command, Exit, Feed, OutputSink, RunError, SessionKey, Stdin, Stream};
+use wieldy_core::{
+    Background, CallError, Code, Command, Exit, Feed, OutputSink, ResourceLimits, RunError, SessionKey, Stdin, Stream,
+};
 
 /// Maximum number of processes that one session runs at once.
 pub const PROCESSES_MAX: usize = 16;
@@ -42,6 +44,8 @@ pub(super) struct Process {
     /// The command line, for people.
     pub(super) command: String,
     pub(super) has_terminal: bool,
+    /// The resource limits under which it runs.
+    pub(super) limits: ResourceLimits,
     unread: Mutex<UnreadOutput>,
     /// The state. Also signals new output.
     state: watch::Sender<ProcessState>,
@@ -94,6 +98,7 @@ impl Processes {
                 id: format!("p{}", session.started),
                 command: shown,
                 has_terminal: command.terminal.is_some(),
+                limits: background.limits(),
                 unread: Mutex::default(),
                 state: watch::Sender::new(ProcessState::Running),
                 stdin: Mutex::new(Some(sender)),

@@ -2,7 +2,8 @@
 //!
 //! `{name}` stands for an argument's value: text as it is, numbers and booleans as written, anything else as JSON.
 //! `{name?}` leaves out the whole word if the argument is absent. A list that is a word of its own becomes several
-//! words. `{{` and `}}` are braces. In the input, `{args}` stands for all arguments as JSON.
+//! words. `{{` and `}}` are braces. In the input, `{args}` stands for all arguments as JSON, and `{context}` for the
+//! call's context, unless the tool has an argument of that name.
 
 use serde_json::{Map, Value};
 use wieldy_core::name::{did_you_mean, near_misses};
@@ -10,12 +11,16 @@ use wieldy_core::{CommandSpec, RunError};
 
 /// The name that stands for all arguments in a command's input.
 const ALL: &str = "args";
+/// The name that stands for the call's context in a command's input.
+const CONTEXT: &str = "context";
 
 /// The words of a command, with placeholders checked against the schema of its arguments.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Template {
     arguments: Vec<Word>,
     stdin: Option<Word>,
+    /// True if the tool has an argument with the name of the context.
+    has_context_argument: bool,
 }
 
 /// The words of a command for one call.
@@ -55,11 +60,25 @@ impl Template {
         };
         let arguments = command.arguments.iter().map(|text| read(text, false)).collect();
         let stdin = command.stdin.as_ref().map(|text| read(text, true));
-        if mistakes.is_empty() { Ok(Self { arguments, stdin }) } else { Err(mistakes) }
+        let has_context_argument = has_argument(schema, CONTEXT);
+        if mistakes.is_empty() { Ok(Self { arguments, stdin, has_context_argument }) } else { Err(mistakes) }
     }
 
-    /// Returns the words for these arguments.
-    pub(super) fn fill(&self, arguments: &Value) -> Result<FilledCommand, RunError> {
+    /// Returns the words and the input for these arguments in this context.
+    pub(super) fn fill(&self, arguments: &Value, context: &Map<String, Value>) -> Result<FilledCommand, RunError> {
+        let words = self.fill_words(arguments)?;
+        let Some(word) = &self.stdin else { return Ok(FilledCommand { arguments: words, stdin: None }) };
+        let mut given = arguments.as_object().cloned().unwrap_or_default();
+        if !self.has_context_argument {
+            given.insert(CONTEXT.into(), Value::Object(context.clone()));
+        }
+        given.insert(ALL.into(), Value::String(arguments.to_string()));
+        Ok(FilledCommand { arguments: words, stdin: joined(word, &given)? })
+    }
+
+    /// Returns the words for these arguments. The context is never part of them: other users of the machine see the
+    /// words of a command.
+    pub(super) fn fill_words(&self, arguments: &Value) -> Result<Vec<String>, RunError> {
         let nothing = Map::new();
         let given = arguments.as_object().unwrap_or(&nothing);
         let mut words = Vec::new();
@@ -73,23 +92,18 @@ impl Template {
             options_ended |= matches!(word.as_slice(), [Piece::Text(text)] if text == "--");
             words.extend(filled);
         }
-        let stdin = match &self.stdin {
-            None => None,
-            Some(word) => {
-                let mut given = given.clone();
-                given.insert(ALL.into(), Value::String(arguments.to_string()));
-                joined(word, &given)?
-            }
-        };
-        Ok(FilledCommand { arguments: words, stdin })
+        Ok(words)
     }
 }
 
 /// Returns the mistake in a placeholder, if there is one.
 fn mistake(piece: &Piece, schema: &Value, in_stdin: bool) -> Option<String> {
     let Piece::Value { name, optional } = piece else { return None };
-    if in_stdin && name == ALL {
+    if in_stdin && (name == ALL || name == CONTEXT && !has_argument(schema, CONTEXT)) {
         return None;
+    }
+    if name == CONTEXT && !has_argument(schema, CONTEXT) {
+        return Some("the context of a call is given in `stdin` and in `environment`, and not in words".into());
     }
     let properties = schema.get("properties").and_then(Value::as_object);
     let Some(property) = properties.and_then(|properties| properties.get(name)) else {
@@ -103,6 +117,10 @@ fn mistake(piece: &Piece, schema: &Value, in_stdin: bool) -> Option<String> {
     (!optional && !always_there).then(|| {
         format!("the argument `{name}` may be absent; write `{{{name}?}}` to leave the word out then, or require it")
     })
+}
+
+fn has_argument(schema: &Value, name: &str) -> bool {
+    schema.get("properties").and_then(Value::as_object).is_some_and(|properties| properties.contains_key(name))
 }
 
 fn parse(text: &str) -> Result<Word, String> {
@@ -216,7 +234,7 @@ mod tests {
 
     fn filled(words: &[&str], arguments: Value) -> Result<Vec<String>, Code> {
         let template = Template::new(&command(words, None), &schema()).unwrap();
-        template.fill(&arguments).map(|filled| filled.arguments).map_err(|error| error.error.code)
+        template.fill_words(&arguments).map_err(|error| error.error.code)
     }
 
     #[test]
@@ -271,18 +289,25 @@ mod tests {
     #[test]
     fn the_input_may_hold_all_arguments() {
         let template = |stdin| Template::new(&command(&[], Some(stdin)), &schema()).unwrap();
-        let stdin = |text, arguments: Value| template(text).fill(&arguments).unwrap().stdin;
+        let context = json!({"room": "a"});
+        let context = context.as_object().unwrap();
+        let stdin = |text, arguments: Value| template(text).fill(&arguments, context).unwrap().stdin;
         assert_eq!(
             stdin("{args}\n", json!({"path": "p", "limit": 1})).as_deref(),
             Some("{\"path\":\"p\",\"limit\":1}\n")
         );
+        assert_eq!(stdin("{context} {path}", json!({"path": "p"})).as_deref(), Some("{\"room\":\"a\"} p"));
+        let own = json!({"properties": {"context": {}}, "required": ["context"]});
+        let own = Template::new(&command(&["{context}"], Some("{context}")), &own).unwrap();
+        let filled = own.fill(&json!({"context": "mine"}), context).unwrap();
+        assert_eq!((filled.arguments, filled.stdin), (vec!["mine".to_owned()], Some("mine".to_owned())));
         assert_eq!(stdin("-- {path}", json!({"path": "-p"})).as_deref(), Some("-- -p"));
         assert_eq!(stdin("{about?}", json!({"path": "p"})), None);
     }
 
     #[test]
     fn every_mistake_is_reported_at_once() {
-        let words = ["{pth}", "{limit}", "{open", "shut}", "{a b}", "{}", "{args}", "{path}{{}}"];
+        let words = ["{pth}", "{limit}", "{open", "shut}", "{a b}", "{}", "{args}", "{path}{{}}", "{context}"];
         let mistakes = check_template(&command(&words, Some("{nonsense}")), &schema()).unwrap_err();
         assert_eq!(
             mistakes,
@@ -294,6 +319,7 @@ mod tests {
                 "`{a b}`: `{a b}` is not a placeholder; a brace itself is written `{{`",
                 "`{}`: `{}` is not a placeholder; a brace itself is written `{{`",
                 "`{args}`: there is no argument `args`",
+                "`{context}`: the context of a call is given in `stdin` and in `environment`, and not in words",
                 "`{nonsense}`: there is no argument `nonsense`",
             ]
         );

@@ -302,9 +302,18 @@ async fn build_runs_what_the_project_calls_for() {
     let tested = world.call("Build", json!({"folder": "inner", "target": "test"})).await;
     assert_eq!((tested.status, refusal(&tested).0), (Status::Failed, Code::NonzeroExit));
     assert!(tested.text().starts_with("tested\n"), "{}", tested.text());
+    let file = "production:\n\t@echo shipped\n$(shell touch ../hacked):\n";
+    std::fs::write(world.workspace.path().join("inner/Makefile"), file).unwrap();
+    let unknown = world.call("Build", json!({"folder": "inner", "target": "-n"})).await;
+    let message = "there is no target `-n`; there are build, test, check, clean; the targets of Makefile: production";
+    assert_eq!(refusal(&unknown), (Code::InvalidInput, message.to_owned()));
+    assert!(!world.workspace.path().join("hacked").exists(), "nothing is run to find the names");
+    let folder = world.workspace.path().join("inner");
+    let named = world.call("Build", json!({"folder": folder, "target": "production"})).await;
+    assert_eq!((named.text().as_str(), &named.arguments["folder"]), ("shipped\n", &json!("inner")));
     let own = world.call("Build", json!({"command": "echo my own"})).await;
     assert_eq!(own.text(), "my own\n");
-    assert_eq!(refusal(&world.call("Build", json!({"target": "deploy"})).await).0, Code::ValidationFailed);
+    assert_eq!(refusal(&world.call("Build", json!({"target": "deploy"})).await).0, Code::InvalidInput);
 }
 
 /// A sandbox whose program prints half a character and then waits to be stopped.

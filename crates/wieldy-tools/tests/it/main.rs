@@ -10,6 +10,7 @@ mod delete;
 mod edit;
 mod guard;
 mod look;
+mod names;
 mod order;
 mod query;
 mod read;

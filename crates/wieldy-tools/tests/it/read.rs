@@ -22,7 +22,8 @@ async fn a_file_is_read_whole_with_its_hash_and_line_count() {
         "total_lines": 3,
         "bytes": 13,
         "encoding": "UTF-8",
-        "hash": "a637bb998a968df073001a628a03be61b42d80f93fdf6af3e71c0ba36e47853d"
+        "hash": "a637bb998a968df073001a628a03be61b42d80f93fdf6af3e71c0ba36e47853d",
+        "changed": false
       },
       "partial": false,
       "error": null

@@ -255,3 +255,32 @@ async fn a_program_that_is_not_installed_is_said_to_be_missing() {
         "cannot start `no-such-program`: no program of that name exists on the `PATH` /usr/bin:/bin"
     );
 }
+
+#[tokio::test]
+async fn a_command_tool_gets_the_context_where_it_asks_for_it() {
+    let world = World::new(
+        r#"
+        [[tool]]
+        name = "where"
+        description = ""
+        command = ["sh", "-c", "echo \"$CONTEXT $FIXED\"; cat"]
+        stdin = "in {context}"
+        environment = { CONTEXT = "{context}", FIXED = "{context} in a text" }
+
+        [[tool]]
+        name = "own"
+        description = ""
+        command = ["cat"]
+        stdin = "{context}"
+        [tool.arguments]
+        context = { type = "string", required = true }
+        "#,
+    );
+    let context = || json!({"room": "a b", "n": 1});
+    let call = |tool: &str, arguments| world.executor.call(Call::new(tool, arguments).context(context()));
+    let told = call("where", json!({})).await;
+    let json = r#"{"room":"a b","n":1}"#;
+    assert_eq!(told.text(), format!("{json} {{context}} in a text\nin {json}"));
+    assert_eq!(world.call("where", json!({})).await.text(), "{} {context} in a text\nin {}");
+    assert_eq!(call("own", json!({"context": "mine"})).await.text(), "mine", "an argument of that name comes first");
+}

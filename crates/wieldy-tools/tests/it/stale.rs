@@ -49,6 +49,25 @@ async fn a_session_knows_its_own_changes_and_those_of_others_are_stale() {
 }
 
 #[tokio::test]
+async fn a_reading_of_a_changed_file_says_so_once() {
+    let world = World::new();
+    world.put("a.txt", "1\n");
+    let read = async || {
+        let result = world.call("Read", json!({"path": "a.txt"})).await;
+        (result.text(), result.structured.unwrap()["changed"].clone())
+    };
+    assert_eq!(read().await, ("1\n".into(), json!(false)));
+    let line = "[the file changed since this session last read or wrote it]\n";
+    for (content, text) in [("2\n", format!("2\n{line}")), ("3", format!("3\n{line}")), ("", line.to_owned())] {
+        world.put("a.txt", content);
+        assert_eq!(read().await, (text, json!(true)));
+        assert_eq!(read().await, (content.to_owned(), json!(false)));
+    }
+    assert!(world.call("Write", json!({"path": "a.txt", "content": "4"})).await.is_success());
+    assert_eq!(read().await, ("4".into(), json!(false)), "its own change is known");
+}
+
+#[tokio::test]
 async fn the_same_file_under_another_name_is_the_same_file() {
     let world = World::new();
     world.put("real/a.txt", "1").link("link", "real");

@@ -1,7 +1,9 @@
 //! Tests of the defaults of the builder.
 
 use serde_json::json;
-use wieldy::{Call, Caller, Code, Executor, Level, Provider, Store, ToolFilter, Unbound, history_tools};
+use wieldy::{
+    Call, Caller, Code, Executor, Level, Options, Provider, ResourceLimits, Store, ToolFilter, Unbound, history_tools,
+};
 
 #[tokio::test]
 async fn the_built_in_tools_work_on_the_workspace() {
@@ -33,6 +35,30 @@ async fn programs_are_isolated_unless_something_else_is_asked_for() {
     assert_eq!(result.sandbox.map(|sandbox| sandbox.level), Some(Level::None));
 }
 
+#[tokio::test]
+async fn a_call_may_ask_for_a_core_and_two_gibibytes() {
+    let workspace = tempfile::tempdir().unwrap();
+    let executor = wieldy::builder(workspace.path()).unwrap().build().unwrap();
+    let limits = |cpu_millicores, mib: u64| ResourceLimits {
+        cpu_millicores: Some(cpu_millicores),
+        memory_bytes: Some(mib << 20),
+        ..ResourceLimits::NONE
+    };
+    let called = async |limits| {
+        let call = Call::new("Bash", json!({"command": "true"}));
+        executor.call(call.with(Options { limits, ..Options::default() })).await
+    };
+    let result = called(limits(1000, 2048)).await;
+    assert_eq!(result.error, None);
+    assert_eq!(result.sandbox.unwrap().limits, limits(1000, 2048).or(ResourceLimits::DEFAULT));
+    let refused = called(limits(500, 1 << 30)).await.error.unwrap();
+    let allowed = wieldy::machine().at_most(ResourceLimits::CALL_MAX).memory_bytes.unwrap();
+    assert_eq!((refused.code, &refused.details["allowed"]), (Code::ResourceLimitExceeded, &json!(allowed)));
+    // Never more than the machine has.
+    let too_many = called(limits(wieldy::machine().cpu_millicores.unwrap() + 1, 1)).await.error.unwrap();
+    assert_eq!(too_many.details["limit"], "cpu_millicores");
+}
+
 #[test]
 fn a_workspace_that_is_not_there_is_an_error_at_once() {
     let told = wieldy::builder("/no/such/folder".as_ref()).err().unwrap().to_string();
@@ -51,5 +77,35 @@ fn the_schemas_of_built_in_tools_can_be_compiled() {
         let mut spec = tool.spec().clone();
         spec.provider = Provider::Local;
         strict.register(Unbound::tool(spec, "nothing")).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_program_that_asks_for_it_gets_the_places_of_panics() {
+    #[derive(serde::Deserialize, schemars::JsonSchema)]
+    struct Threads {
+        other: bool,
+    }
+    let panicking = wieldy::tool(wieldy::ToolSpec::new("t", "panics"), async |arguments: Threads, _run| {
+        if arguments.other {
+            let work = || wieldy::CaughtPanic::catch(|| panic!("there"));
+            tokio::task::spawn_blocking(work).await.unwrap().unwrap_or_else(|panic| panic.resume())
+        }
+        // A panic that was caught elsewhere has another place.
+        let _ = std::panic::catch_unwind(|| panic!("not this one"));
+        panic!("here")
+    });
+    let executor = Executor::builder().tools([std::sync::Arc::new(panicking) as _]).build().unwrap();
+    let trace = async |other: bool| {
+        let result = executor.call(Call::new("t", json!({"other": other}))).await;
+        result.error.unwrap().trace
+    };
+    assert_eq!(trace(false).await, None, "without a hook it is not known");
+    wieldy::record_panic_places();
+    wieldy::record_panic_places();
+    for other in [false, true] {
+        let trace = trace(other).await.unwrap();
+        let place = trace.lines().next().unwrap();
+        assert!(place.starts_with("panicked at crates/wieldy/tests/it/facade.rs:"), "{trace}");
     }
 }

@@ -30,12 +30,22 @@ pub(super) fn query(args: &FilterArgs) -> Result<Query, Failure> {
         tenant: args.tenant.clone(),
         user: None,
         workspace: args.workspace.as_deref().map(workspace).transpose()?,
+        provider: args.provider.clone(),
         batch: args.batch.clone(),
         since: time("--since", &args.since)?,
         until: time("--until", &args.until)?,
         text: args.text.clone(),
+        metadata: args.metadata.iter().map(|pair| entry(pair)).collect::<Result<_, _>>()?,
         cursor: None,
     })
+}
+
+/// Parses an entry of metadata. The first `=` counts, so values may contain others.
+fn entry(pair: &str) -> Result<(String, String), Failure> {
+    match pair.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err(wrong("--metadata", &format!("`{pair}` is no entry such as `run=5`"))),
+    }
 }
 
 /// Returns the workspace text that calls in a folder are recorded with. The folder may be gone.

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, Zoned};
 use serde_json::Value;
-use wieldy::{Execution, RecordedEvent, Stat};
+use wieldy::{Execution, RecordedEvent, Stat, event_message};
 
 use crate::output::shown_in_line;
 
@@ -229,6 +229,7 @@ pub(super) fn call(call: &Execution, events: &[RecordedEvent], zone: &TimeZone, 
     };
     let facts = [
         ("tool", Some(call.tool.clone())),
+        ("provider", call.provider.clone()),
         ("started", Some(time(call.started_at))),
         ("ended", call.completed_at.map(time)),
         ("took", call.duration_ms.map(duration)),
@@ -250,10 +251,12 @@ pub(super) fn call(call: &Execution, events: &[RecordedEvent], zone: &TimeZone, 
         }
     }
     if let Some(usage) = call.usage.as_ref().and_then(Value::as_object) {
-        let _ =
-            writeln!(text, "{:11} {}", "used:", shown_in_line(&usage.iter().map(used).collect::<Vec<_>>().join(", ")));
+        let measured = usage.iter().filter(|(_, value)| !value.is_null());
+        let used = measured.map(used).collect::<Vec<_>>().join(", ");
+        let _ = writeln!(text, "{:11} {}", "used:", shown_in_line(&used));
     }
     for (name, value) in call.metadata.iter().filter_map(Value::as_object).flatten() {
+        let name = if name == "caller" { "metadata" } else { name };
         let _ = writeln!(text, "{:11} {}", format!("{}:", shown_in_line(name)), shown_in_line(&known(value)));
     }
     if let Some(parameters) = &call.parameters {
@@ -264,9 +267,11 @@ pub(super) fn call(call: &Execution, events: &[RecordedEvent], zone: &TimeZone, 
     if let Some(code) = &call.error_code {
         let message = shown_in_line(call.error_message.as_deref().unwrap_or_default());
         let _ = writeln!(text, "\n{}: {message}", coloured(&format!("error[{}]", shown_in_line(code)), "1;31"));
-        if let Some(advice) = events.last().and_then(|last| last.data["error"]["suggestion"].as_str()) {
+        let error = events.last().map_or(&Value::Null, |last| &last.data["error"]);
+        if let Some(advice) = error["suggestion"].as_str() {
             let _ = writeln!(text, "{}: {}", coloured("hint", "1;36"), shown_in_line(advice));
         }
+        text.push_str(&reason(error));
     }
     let _ = writeln!(text, "\nwhat happened");
     for event in events {
@@ -276,6 +281,20 @@ pub(super) fn call(call: &Execution, events: &[RecordedEvent], zone: &TimeZone, 
     }
     let lines: Vec<&str> = text.lines().map(str::trim_end).collect();
     lines.join("\n") + "\n"
+}
+
+/// Formats why a call failed, as far as its error says so: the trace, and the data of an MCP server.
+fn reason(error: &Value) -> String {
+    let indented = |text: &str| text.lines().map(|line| format!("  {}\n", shown_in_line(line))).collect::<String>();
+    let mut text = String::new();
+    if let Some(trace) = error["trace"].as_str() {
+        text += &format!("\ntrace\n{}", indented(trace));
+    }
+    if let (Some(data), Some(server)) = (error["details"].get("data"), error["details"]["data_from"].as_str()) {
+        let pretty = serde_json::to_string_pretty(data).expect("data are JSON");
+        text += &format!("\nthe words of {}\n{}", shown_in_line(server), indented(&pretty));
+    }
+    text
 }
 
 /// Formats an entry of the usage: `memory_peak_bytes` is "memory peak 3.4 MB".
@@ -288,11 +307,13 @@ fn used((name, value): (&String, &Value)) -> String {
     format!("{} {amount}", name.replace('_', " "))
 }
 
-/// List the configured MCP servers and their cached tools, without starting any
+/// Formats the facts of an event in one line, without those that the call's own lines or the event's name tell.
 fn what(event: &RecordedEvent) -> String {
     let left_out = ["arguments", "error", "answer", "keyed", "rerun", "status", "usage", "sandbox", "workspace"];
+    let left_out = |name: &str| left_out.contains(&name) || ["provider", "elapsed_ms", "metadata"].contains(&name);
+    let constant = event_message(&event.name, &event.data);
     let facts = event.data.as_object().into_iter().flatten();
-    let facts = facts.filter(|(name, value)| !value.is_null() && !left_out.contains(&name.as_str()));
+    let facts = facts.filter(|(name, value)| !value.is_null() && !left_out(name) && *value != constant);
     let facts = facts.map(|(name, value)| match value {
         Value::String(text) if text.lines().count() <= 1 && text.len() <= 60 => format!("{name}={}", text.trim_end()),
         Value::String(text) => format!("{name}=({} bytes)", text.len()),
@@ -328,6 +349,7 @@ mod tests {
             session: None,
             user: None,
             workspace: None,
+            provider: None,
             batch: None,
             sandbox: None,
             usage: Some(json!({"cpu_ms": 9.675, "memory_peak_bytes": 3_567_616, "processes_peak": 2})),
@@ -370,6 +392,7 @@ mod tests {
             seq: 1,
             at: at.parse().unwrap(),
             name: name.into(),
+            severity: wieldy::Severity::of(name, &data),
             data,
         };
         let events = [

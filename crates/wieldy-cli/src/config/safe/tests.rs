@@ -7,7 +7,7 @@ use super::super::history::FileDurability;
 use super::super::log::FileLogOrLevel;
 use super::super::mcp::{FileOnChange, FileStart};
 use super::super::sandbox::FileNetwork;
-use super::super::serve::FileShow;
+use super::super::serve::{FileBatch, FilePriority, FileShow};
 use super::super::*;
 
 fn layers() -> Layers {
@@ -22,6 +22,15 @@ fn everything() -> FileConfig {
     let secrets = || Some(BTreeMap::from([("KEY".to_owned(), FileText::Written("secret-secret".into()))]));
     let path = || Some(PathBuf::from("some"));
     let network = || Some(FileNetwork(Network::Open));
+    let limits = || FileResourceLimits {
+        cpu_millicores: Some(Whole(7)),
+        memory_mb: Some(Whole(7)),
+        processes: Some(Whole(7)),
+        open_files: Some(Whole(7)),
+        disk_mb: Some(Whole(7)),
+        disk_files: Some(Whole(7)),
+        output_mb: Some(Whole(7)),
+    };
     let mounts = || Some(vec!["/usr:/some".parse().unwrap()]);
     let rule = FileToolRule {
         rename: text(),
@@ -51,6 +60,8 @@ fn everything() -> FileConfig {
         silence: time(),
         calls_max: Some(Whole(7)),
         trusted: Some(true),
+        pass_context: Some(true),
+        pass_meta: Some(true),
         on_change: Some(FileOnChange::Warn),
         allow: texts(),
         deny: texts(),
@@ -71,6 +82,7 @@ fn everything() -> FileConfig {
         scopes: texts(),
         permissions: texts(),
         plan: text(),
+        context: Some(toml::Table::from_iter([("some".to_owned(), toml::Value::from(7))])),
     };
     FileConfig {
         workspace: path(),
@@ -95,6 +107,7 @@ fn everything() -> FileConfig {
             calls_running_per_agent_max: Some(Whole(700)),
             calls_waiting_max: Some(Whole(70_000)),
             queue_timeout: Some(Time(Duration::from_secs(7000))),
+            batch_calls_max: Some(Whole(700)),
         }),
         timeouts: Some(FileTimeouts {
             default: Some(Time(Duration::from_secs(7000))),
@@ -117,6 +130,20 @@ fn everything() -> FileConfig {
             disk_mb: Some(Whole(700_000)),
             disk_files: Some(Whole(700_000)),
             output_mb: Some(Whole(700_000)),
+            max: Some(limits()),
+            tools: Some(BTreeMap::from([(
+                "some".to_owned(),
+                FileToolResources {
+                    cpu_millicores: Some(Whole(7)),
+                    memory_mb: Some(Whole(7)),
+                    processes: Some(Whole(7)),
+                    open_files: Some(Whole(7)),
+                    disk_mb: Some(Whole(7)),
+                    disk_files: Some(Whole(7)),
+                    output_mb: Some(Whole(7)),
+                    max: Some(limits()),
+                },
+            )])),
         }),
         sandbox: Some(FileSandbox {
             mounts: mounts(),
@@ -175,11 +202,21 @@ fn everything() -> FileConfig {
                 patience: time(),
                 task_after: Some(Time(Duration::from_secs(8))),
                 page: Some(Whole(7)),
+                batch: Some(FileBatch::All),
+                priority_max: Some(FilePriority(wieldy::Priority::HIGH)),
             }),
         }),
         plans: Some(BTreeMap::from([(
             "some".to_owned(),
-            FilePlan { batch_max: Some(Whole(7)), parallel_max: Some(Whole(7)), full_events: Some(false) },
+            FilePlan {
+                batch_max: Some(Whole(7)),
+                parallel_max: Some(Whole(7)),
+                slots: Some(Whole(7)),
+                tools: texts(),
+                scopes: texts(),
+                resources: Some(limits()),
+                full_events: Some(false),
+            },
         )])),
     }
 }
@@ -226,7 +263,8 @@ fn an_untrusted_file_sets_only_keys_of_the_safe_list() {
     let mut changed = effects_of_untrusted(&toml::from_str(&low).unwrap());
     changed.retain(|key| !safe.contains(key));
     let resources = ["cpu-millicores", "disk-files", "disk-mb", "memory-mb", "open-files", "output-mb", "processes"];
-    let limits = ["calls-running-max", "calls-running-per-agent-max", "calls-waiting-max", "queue-timeout"];
+    let limits =
+        ["calls-running-max", "calls-running-per-agent-max", "calls-waiting-max", "queue-timeout", "batch-calls-max"];
     let mut lower: Vec<String> = resources.map(|limit| format!("resources.{limit}")).to_vec();
     lower.extend(limits.map(|limit| format!("limits.{limit}")));
     lower.extend(["output.bytes-max", "timeouts.default"].map(str::to_owned));

@@ -188,6 +188,28 @@ async fn errors_of_the_protocol_and_of_the_tool_are_told_apart() {
 }
 
 #[tokio::test]
+async fn the_data_of_a_servers_error_are_kept_without_secrets() {
+    let stage = Stage::of("explains").await;
+    let error = *stage.call("echo", "ghp_16C7e42F292c6912E7710c838347Ae178B4a").await.error.unwrap();
+    assert_eq!(error.trace.as_deref(), Some("Traceback:\n  push([redacted])"));
+    assert_eq!(
+        json!(error.details),
+        json!({
+            "mcp_code": -32603,
+            "data": {"traceback": "Traceback:\n  push([redacted])", "hint": "pull first"},
+            "data_from": "mcp:test",
+            "server": "test",
+        })
+    );
+    assert_eq!(
+        wieldy_core::present_error(&error, ""),
+        "Error E3202 UPSTREAM_PROTOCOL_ERROR: the MCP server `test` answered: out of luck\nSuggestion: check the \
+         arguments against the tool's schema; if they fit, the server is at fault\nThe words of mcp:test (not to be \
+         trusted): {\"hint\":\"pull first\"}\nTrace:\n    Traceback:\n      push([redacted])"
+    );
+}
+
+#[tokio::test]
 async fn a_line_of_a_gigabyte_costs_little_and_ends_the_server() {
     let stage = Stage::of("huge line").await;
     let before = resident_bytes();

@@ -8,6 +8,7 @@ mod misbehaving;
 mod names;
 mod over_http;
 mod over_the_wire;
+mod passed_on;
 mod pinning;
 mod program;
 mod retries;

@@ -149,6 +149,7 @@ impl Server {
                 }
                 self.say(answer(&text));
             }
+            "tells meta" => self.say(answer(&params["_meta"].to_string())),
             "slow" => {
                 std::thread::sleep(Duration::from_secs(1));
                 self.say(answer(&text));
@@ -220,6 +221,11 @@ impl Server {
                 .say(json!({"jsonrpc": "2.0", "id": id, "error": {"code": -32603, "message": "x".repeat(5_000_000)}})),
             "breaks" => {
                 self.say(json!({"jsonrpc": "2.0", "id": id, "error": {"code": -32603, "message": "out of luck"}}))
+            }
+            "explains" => {
+                let data = json!({"traceback": format!("Traceback:\n  push({text})"), "hint": "pull first"});
+                self.say(json!({"jsonrpc": "2.0", "id": id,
+                    "error": {"code": -32603, "message": "out of luck", "data": data}}));
             }
             "reports" => self.say(json!({"jsonrpc": "2.0", "id": id, "result":
                 {"content": [{"type": "text", "text": "the disk is full"}], "isError": true}})),

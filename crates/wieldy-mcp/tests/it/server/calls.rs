@@ -98,6 +98,26 @@ async fn every_client_shows_all_text_of_our_tools_once() {
 }
 
 #[tokio::test]
+async fn a_model_gets_a_trace_once() {
+    #[derive(serde::Deserialize, schemars::JsonSchema)]
+    struct Nothing {}
+    for (output, told) in [("", "\nTrace:\n    one\n    two"), ("one\ntwo\n", "\nOutput so far:\none\ntwo\n")] {
+        let broken = tool(ToolSpec::new("broken", "fails"), move |_: Nothing, _run| async move {
+            let mut error = CallError::new(Code::ExecutionError, "it broke");
+            error.trace = Some("one\ntwo".into());
+            Ok(Outcome::text(output).failed(error))
+        });
+        let world = World::new([std::sync::Arc::new(broken) as _]);
+        let mut wire = Wire::new(&world.executor).initialized(REVISION, json!({})).await;
+        let result = wire.call(1, "broken", json!({})).await["result"].take();
+        let text = format!("Error E3900 EXECUTION_ERROR: it broke{told}");
+        assert_eq!(result["content"], json!([{"type": "text", "text": text}]));
+        assert_eq!(result["_meta"]["wieldy/error"]["trace"], "one\ntwo");
+        wire.close().await;
+    }
+}
+
+#[tokio::test]
 async fn an_answer_of_an_mcp_server_is_passed_on_as_it_was_sent() {
     for failure in [None, Some(Code::ToolReportedError)] {
         assert_eq!(

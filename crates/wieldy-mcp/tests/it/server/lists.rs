@@ -2,8 +2,8 @@
 
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
-use wieldy_core::{Caller, Held, Provider, ToolSpec};
-use wieldy_mcp::server::{Server, ServerOptions};
+use wieldy_core::{Caller, Held, Plan, Provider, ToolSpec};
+use wieldy_mcp::server::{BatchCalls, Server, ServerOptions};
 use wieldy_testkit::{Act, Puppet, World};
 
 use super::{Wire, meta};
@@ -17,7 +17,7 @@ async fn a_tool_is_listed_with_all_that_it_declares() {
     spec.input_schema = json!({"type": "object", "properties": {"thing": {"type": "string"}}});
     spec.output_schema = Some(json!({"type": "object", "properties": {"grams": {"type": "number"}}}));
     let world = World::new([Puppet::new(spec, [Act::Echo]).0]);
-    let options = ServerOptions { patience: None, ..ServerOptions::default() };
+    let options = ServerOptions { patience: None, batch: BatchCalls::Off, ..ServerOptions::default() };
     let mut wire = Wire::with(&world.executor, options).initialized(REVISION, json!({})).await;
     assert_eq!(
         wire.ask(1, "tools/list", json!({})).await["result"],
@@ -59,7 +59,7 @@ async fn names(wire: &mut Wire, cursor: Option<&str>) -> (Vec<String>, Option<St
 #[tokio::test]
 async fn a_long_list_comes_in_pages_in_the_order_of_names() {
     let world = World::new(["delta", "alpha", "echo", "bravo", "charlie"].map(|name| Puppet::reading(name, Act::Echo)));
-    let options = ServerOptions { page: 2, patience: None, ..ServerOptions::default() };
+    let options = ServerOptions { page: 2, patience: None, batch: BatchCalls::Off, ..ServerOptions::default() };
     let mut wire = Wire::with(&world.executor, options).initialized(REVISION, json!({})).await;
     let (mut all, mut cursor) = names(&mut wire, None).await;
     while let Some(at) = cursor {
@@ -77,7 +77,7 @@ async fn a_long_list_comes_in_pages_in_the_order_of_names() {
 async fn each_caller_sees_the_tools_of_its_scopes() {
     let (secret, _) = Puppet::new(ToolSpec::new("secret", "for few").scope("ops"), [Act::Echo]);
     let world = World::new([secret, Puppet::reading("open", Act::Echo)]);
-    let options = ServerOptions { patience: None, ..ServerOptions::default() };
+    let options = ServerOptions { patience: None, batch: BatchCalls::Off, ..ServerOptions::default() };
     let server = Server::new(world.executor.clone(), options);
     let with = |scopes| Caller { scopes, ..Caller::agent("a") };
     for (caller, seen) in [
@@ -92,9 +92,34 @@ async fn each_caller_sees_the_tools_of_its_scopes() {
 }
 
 #[tokio::test]
+async fn each_caller_sees_the_tools_of_its_plan() {
+    let world = World::with([Puppet::reading("one", Act::Echo), Puppet::reading("two", Act::Echo)], |builder| {
+        let small = Plan { tools: vec!["on*".into()], ..Plan::UNLIMITED };
+        builder.policy = std::mem::take(&mut builder.policy).with_plan("Small", small);
+    });
+    let options = ServerOptions { patience: None, ..ServerOptions::default() };
+    let server = Server::new(world.executor.clone(), options);
+    let with = |plan: Option<&str>| Caller { plan: plan.map(str::to_owned), ..Caller::local() };
+    for (plan, seen) in [(None, vec!["one", "two"]), (Some("Small"), vec!["one"]), (Some("Teams"), vec!["one", "two"])]
+    {
+        let mut wire = Wire::to(&server, with(plan)).initialized(REVISION, json!({})).await;
+        assert_eq!(names(&mut wire, None).await.0, seen, "{plan:?}");
+        wire.close().await;
+    }
+    let mut wire = Wire::to(&server, with(Some("Small"))).initialized(REVISION, json!({})).await;
+    let told = wire.call(2, "two", json!({})).await;
+    let error = &told["result"]["_meta"]["wieldy/error"];
+    assert_eq!(
+        (&error["code"], &error["details"]["plans"]),
+        (&json!("E3006"), &json!(["Core", "Enterprise", "Teams", "WriterPro"]))
+    );
+    wire.close().await;
+}
+
+#[tokio::test]
 async fn a_client_is_told_when_the_tools_change() {
     let world = World::new([Puppet::reading("one", Act::Echo)]);
-    let options = ServerOptions { patience: None, ..ServerOptions::default() };
+    let options = ServerOptions { patience: None, batch: BatchCalls::Off, ..ServerOptions::default() };
     let mut wire = Wire::with(&world.executor, options).initialized(REVISION, json!({})).await;
     assert_eq!(names(&mut wire, None).await.0, ["one"]);
     let changed = json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"});
@@ -112,7 +137,12 @@ async fn a_client_is_told_when_the_tools_change() {
 async fn only_lists_wait_until_the_tools_are_ready() {
     let world = World::new([Puppet::reading("one", Act::Echo)]);
     let ready = CancellationToken::new();
-    let options = ServerOptions { patience: None, ready: Some(ready.clone()), ..ServerOptions::default() };
+    let options = ServerOptions {
+        patience: None,
+        batch: BatchCalls::Off,
+        ready: Some(ready.clone()),
+        ..ServerOptions::default()
+    };
     let mut wire = Wire::with(&world.executor, options).initialized(REVISION, json!({})).await;
     wire.send(&json!({"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}})).await;
     assert_eq!(wire.ask(2, "ping", json!({})).await["id"], 2);

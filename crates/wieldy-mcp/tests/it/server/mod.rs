@@ -1,6 +1,7 @@
 //! An executor as an MCP server: real clients of every revision, and handwritten lines.
 
 mod batch;
+mod batch_tool;
 mod calls;
 mod consent;
 mod hostile;
@@ -8,6 +9,7 @@ mod hostile_http;
 mod http;
 mod lists;
 mod long;
+mod request_options;
 mod resources;
 mod revisions;
 mod search;
@@ -35,7 +37,7 @@ impl Wire {
         Self::with(executor, ServerOptions::default())
     }
 
-    fn with(executor: &Executor, options: ServerOptions) -> Self {
+    pub(crate) fn with(executor: &Executor, options: ServerOptions) -> Self {
         Self::to(&Server::new(executor.clone(), options), Caller::local())
     }
 
@@ -74,7 +76,7 @@ impl Wire {
     }
 
     /// Sends a request and returns the response, which must be the next message.
-    async fn ask(&mut self, id: impl Into<Value>, method: &str, params: Value) -> Value {
+    pub(crate) async fn ask(&mut self, id: impl Into<Value>, method: &str, params: Value) -> Value {
         self.send(&json!({"jsonrpc": "2.0", "id": id.into(), "method": method, "params": params})).await;
         self.next().await.unwrap()
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use wieldy_core::{Caller, Held, SharedTool, ToolSpec};
+use wieldy_core::{Caller, Held, Plan, SharedTool, ToolSpec};
 use wieldy_mcp::server::{Expose, Server, ServerOptions};
 use wieldy_testkit::{Act, Puppet, World};
 
@@ -44,12 +44,12 @@ async fn listed(world: &World, expose: Expose) -> Vec<String> {
 async fn only_what_is_wanted_is_listed() {
     let world = many();
     let none = Expose::default;
-    assert_eq!(listed(&world, none()).await.len(), 304);
+    assert_eq!(listed(&world, none()).await.len(), 305);
     let names = Expose { names: vec!["thing_29*".into(), "weather_now".into()], ..none() };
-    assert_eq!(listed(&world, names).await.len(), 11 + 1 + 1);
+    assert_eq!(listed(&world, names).await.len(), 11 + 1 + 2);
     let categories = Expose { categories: vec!["weather".into()], ..none() };
-    assert_eq!(listed(&world, categories).await, ["result_wait", "weather_now", "weather_soon"]);
-    assert_eq!(listed(&world, Expose { providers: vec!["mcp:git".into()], ..none() }).await, ["result_wait"]);
+    assert_eq!(listed(&world, categories).await, ["batch", "result_wait", "weather_now", "weather_soon"]);
+    assert_eq!(listed(&world, Expose { providers: vec!["mcp:git".into()], ..none() }).await, ["batch", "result_wait"]);
 }
 
 #[tokio::test]
@@ -61,8 +61,8 @@ async fn hundreds_of_tools_cost_little_and_are_found_described_and_called() {
     let mut wire = Wire::to(&server, caller).initialized(REVISION, json!({})).await;
     let list = wire.ask(1, "tools/list", json!({})).await["result"].clone();
     let names: Vec<&Value> = list["tools"].as_array().unwrap().iter().map(|tool| &tool["name"]).collect();
-    assert_eq!(names, ["result_wait", "tool_call", "tool_describe", "tool_search"]);
-    assert!(list.to_string().len() < 2500, "about 600 tokens: {}", list.to_string().len());
+    assert_eq!(names, ["batch", "result_wait", "tool_call", "tool_describe", "tool_search"]);
+    assert!(list.to_string().len() < 3700, "about 900 tokens: {}", list.to_string().len());
     let found = wire.call(2, "tool_search", json!({"query": "will there be rain?"})).await;
     assert_eq!(
         found["result"],
@@ -96,6 +96,25 @@ async fn hundreds_of_tools_cost_little_and_are_found_described_and_called() {
         .map(|event| event.subject.tool.clone())
         .collect();
     assert_eq!(calls, [Some("weather_soon".into()), Some("weather_make".into())], "the tool's own call, once");
+}
+
+#[tokio::test]
+async fn a_tool_outside_the_plan_is_neither_found_nor_described_nor_called() {
+    let tools = [tool("weather_now", "Tells the weather", "weather"), tool("weather_make", "Makes weather", "weather")];
+    let world = World::with(tools, |builder| {
+        let small = Plan { tools: vec!["weather_now".into()], ..Plan::UNLIMITED };
+        builder.policy = std::mem::take(&mut builder.policy).with_plan("Small", small);
+    });
+    let caller = Caller { plan: Some("Small".into()), ..Caller::local() };
+    let server = Server::new(world.executor.clone(), options(Expose { by_search: true, ..Expose::default() }));
+    let mut wire = Wire::to(&server, caller).initialized(REVISION, json!({})).await;
+    let found = wire.call(1, "tool_search", json!({"query": "weather"})).await;
+    assert_eq!(found["result"]["content"][0]["text"], "weather_now: Tells the weather");
+    for (id, tool) in [(2, "tool_describe"), (3, "tool_call")] {
+        let told = wire.call(id, tool, json!({"name": "weather_make"})).await;
+        assert_eq!(told["result"]["_meta"]["wieldy/error"]["code"], "E3006", "{told}");
+    }
+    wire.close().await;
 }
 
 #[tokio::test]

@@ -3,8 +3,8 @@
 //! Firecracker answers a request that it accepts with 204, and one that it refuses with a body that has the reason in
 //! `fault_message`.
 
+use std::io;
 use std::path::{Path, PathBuf};
-use std::{fmt, io};
 
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -56,16 +56,11 @@ impl Guest {
 }
 
 /// The reason why a request failed.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("Firecracker refused `PUT {request}`: {reason}")]
 pub(super) struct ApiError {
     request: String,
     reason: String,
-}
-
-impl fmt::Display for ApiError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Firecracker refused `PUT {}`: {}", self.request, self.reason)
-    }
 }
 
 /// Sends one request, and fails if it is not accepted.

@@ -96,20 +96,19 @@ impl Machine {
         plan: &Plan,
     ) -> Result<Arc<Self>, SandboxError> {
         refuse(confinement)?;
-        let failed = |doing: &str, error: io::Error| creation(format!("{doing}: {error}"));
         let limits = match confinement.place {
             Place::Own => confinement.place_limits.within(confinement.limits),
             // The place's limits come first, since the limits of one call must not restrict other calls.
             _ => confinement.place_limits.or(confinement.limits),
         };
-        let group = base.hierarchy.group(&made.id.0).map_err(|error| failed("making a cgroup", error))?;
-        group.set(&group_limits(&limits)).map_err(|error| failed("limiting a cgroup", error))?;
+        let group = base.hierarchy.group(&made.id.0).map_err(|error| creation("making a cgroup", error))?;
+        group.set(&group_limits(&limits)).map_err(|error| creation("limiting a cgroup", error))?;
         // It contains sockets, whose paths must be short.
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let name = NEXT.fetch_add(1, Ordering::Relaxed).to_string();
-        let folder = Folder::make(base.home.container(&name)).map_err(|error| failed("making a folder", error))?;
+        let folder = Folder::make(base.home.container(&name)).map_err(|error| creation("making a folder", error))?;
         let workspace = workspace(confinement, plan, &limits)
-            .map_err(|error| failed(&format!("the workspace `{}`", confinement.workspace.display()), error))?;
+            .map_err(|error| creation(&format!("the workspace `{}`", confinement.workspace.display()), error))?;
         let machine = Arc::new(Self {
             record: Record::new(made, &confinement.place, None, limits, enforcement(&base.hierarchy)),
             folder,
@@ -140,12 +139,12 @@ impl Machine {
             let bytes = workspace.measure()?;
             make_disk(&disk, bytes)
         });
-        made.await.map_err(|error: io::Error| creation(format!("the guest's disk: {error}")))?;
+        made.await.map_err(|error: io::Error| creation("the guest's disk", error))?;
         self.start_vmm(program);
         let api = self.file("api");
         self.until(|| tokio::net::UnixStream::connect(api.clone())).await?;
         let guest = guest(self.record.limits(), options, self.file("disk"), self.file("vsock"));
-        guest.start(&api).await.map_err(|error| creation(error.to_string()))?;
+        guest.start(&api).await.map_err(|error| SandboxError::creation("firecracker", error))?;
         let vsock = self.file("vsock");
         let stream = self.until(|| commands::connect(vsock.clone())).await?;
         let order = Prepare {
@@ -172,7 +171,7 @@ impl Machine {
                 let join = move || folders.iter().try_for_each(|folder| fs::write(folder.join("cgroup.procs"), &pid));
                 blocking(join).await?;
                 let ran = process.run(&program, words, &idle_command(), Duration::ZERO, &*console, &stop).await;
-                ran.map(drop).map_err(io::Error::other)
+                ran.map(drop).map_err(|error| io::Error::other(error.message()))
             };
             if let Err(error) = keep.await {
                 let error: io::Error = error;
@@ -206,8 +205,8 @@ impl Machine {
     /// Returns the error of a guest that does not boot, with the last line of its console.
     fn not_booted(&self, reason: &str) -> SandboxError {
         match self.console.last() {
-            Some(said) => creation(format!("{reason}; it last said: {said}")),
-            None => creation(reason.to_owned()),
+            Some(said) => creation_because(&format!("{reason}; it last said: {said}")),
+            None => creation_because(reason),
         }
     }
 
@@ -218,12 +217,12 @@ impl Machine {
     /// Synchronizes the workspaces. If that fails or takes too long, the guest is ended, so that it changes nothing
     /// here after this has returned.
     async fn sync(&self, mut given_up: Pin<&mut impl Future<Output = ()>>) -> Result<Vec<Breach>, SandboxError> {
-        let failed = |error: &str| self.lost(&format!("bringing the workspace over: {error}"));
+        let doing = "firecracker: bringing the workspace over";
         let stopped = "the run was stopped, and it was not done in time";
         // The lock comes before the connection: the agent blocks until the client of a connection has sent its order.
         let mut workspace = tokio::select! {
             biased;
-            () = given_up.as_mut() => return Err(failed(stopped)),
+            () = given_up.as_mut() => return Err(SandboxError::crashed(doing, stopped)),
             workspace = Arc::clone(&self.workspace).lock_owned() => workspace,
         };
         let vsock = self.file("vsock");
@@ -235,7 +234,7 @@ impl Machine {
                 Ok(breaches) => return Ok(breaches),
                 Err(error) => {
                     self.remove().await;
-                    return Err(failed(&error.to_string()));
+                    return Err(SandboxError::crashed(doing, error));
                 }
             },
             () = given_up => stopped.to_owned(),
@@ -244,11 +243,7 @@ impl Machine {
         self.remove().await;
         // Its connection was closed with the guest.
         let _ = synced.await;
-        Err(failed(&error))
-    }
-
-    fn lost(&self, reason: &str) -> SandboxError {
-        SandboxError::Crashed { reason: format!("firecracker: {reason}") }
+        Err(SandboxError::crashed(doing, error))
     }
 
     /// Ends Firecracker, and waits until it is gone.
@@ -294,7 +289,7 @@ impl Live for Machine {
         let report = match outcome {
             Ok(SupervisorReport::Ended(report)) => bounded(report),
             Ok(SupervisorReport::NotStarted { step, errno }) => return Err(requested.not_started(command, step, errno)),
-            Ok(_) => return Err(self.lost("it sent a report that does not fit")),
+            Ok(_) => return Err(SandboxError::crashed_because("firecracker: it sent a report that does not fit")),
             // It kept its guest from its work until that was ended with it.
             Err(error) if error.kind() == io::ErrorKind::TimedOut && stop.is_cancelled() => {
                 self.remove().await;
@@ -304,12 +299,11 @@ impl Live for Machine {
             // The agent says why it cannot say how the command went: the guest is there, only the command's supervisor
             // is not.
             Err(error) if error.kind() == io::ErrorKind::Other && !self.gone.is_cancelled() => {
-                let reason = format!("`{}` was lost: {error}", command.program);
-                return Err(SandboxError::Crashed { reason });
+                return Err(SandboxError::crashed(format!("`{}` was lost", command.program), error));
             }
             Err(error) => {
                 self.remove().await;
-                return Err(self.lost(&error.to_string()));
+                return Err(SandboxError::crashed("firecracker", error));
             }
         };
         let how = ended(report.status);
@@ -377,18 +371,22 @@ impl OutputSink for Console {
     }
 }
 
-fn creation(reason: String) -> SandboxError {
-    SandboxError::Creation { reason: format!("firecracker: {reason}") }
+fn creation(doing: &str, error: io::Error) -> SandboxError {
+    SandboxError::creation(format!("firecracker: {doing}"), error)
+}
+
+fn creation_because(reason: &str) -> SandboxError {
+    SandboxError::creation_because(format!("firecracker: {reason}"))
 }
 
 /// Refuses a confinement that this level cannot provide: one with a network or with mounts.
 fn refuse(confinement: &Confinement) -> Result<(), SandboxError> {
     if confinement.network != Network::None {
-        return Err(creation("a guest has no network; ask for the network `none`, or use the level `native`".into()));
+        return Err(creation_because("a guest has no network; ask for the network `none`, or use the level `native`"));
     }
     match confinement.files.mounts.first() {
         None => Ok(()),
-        Some(mount) => Err(creation(format!(
+        Some(mount) => Err(creation_because(&format!(
             "nothing but the workspace is brought into a guest, and so not `{}`; leave the mount out, put it into the root file \
              system, or use the level `native`",
             mount.source.display()

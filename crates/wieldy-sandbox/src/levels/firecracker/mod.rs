@@ -202,7 +202,6 @@ impl Backend for FirecrackerBackend {
 impl FirecrackerBackend {
     /// Checks that everything is there, makes the parts that all guests share, and removes guests of dead executors.
     async fn make_base(&self) -> Result<Base, SandboxError> {
-        let creation = |reason: String| SandboxError::Creation { reason: format!("firecracker: {reason}") };
         let options = self.options.clone();
         let work = move || -> Result<Base, SandboxError> {
             let unavailable = |FirecrackerProblem { problem, hint }| SandboxError::Unavailable {
@@ -218,12 +217,13 @@ impl FirecrackerBackend {
                 state_dir::sweep_folder(&state, |level, _| level == Level::Firecracker);
                 StateDir::make(&state, level)
             };
-            let home = make().map_err(|error| creation(format!("`{}`: {error}", options.state.display())))?;
+            let doing = format!("firecracker: `{}`", options.state.display());
+            let home = make().map_err(|error| SandboxError::creation(doing, error))?;
             let hierarchy = Hierarchy::find();
             hierarchy.sweep();
             Ok(Base { program, home, hierarchy })
         };
-        tokio::task::spawn_blocking(work).await.map_err(|error| creation(error.to_string()))?
+        tokio::task::spawn_blocking(work).await.map_err(|error| SandboxError::creation("firecracker", error))?
     }
 }
 

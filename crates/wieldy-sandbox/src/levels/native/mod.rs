@@ -21,7 +21,7 @@ use wieldy_core::{
 use self::cgroup_parent::SessionParents;
 use self::idmap::IdMaps;
 use self::sandbox::NativeSandbox;
-use self::warm::{BuildError, WarmInit, failed};
+use self::warm::{BuildError, WarmInit};
 use crate::cgroup::{Controller, Hierarchy, KnownGroup};
 use crate::pool::{Backend, IdleLimits, Live, Pool, Shape, next_id, sandbox_by_pool};
 use crate::view::placeholders::host_view::Planned;
@@ -246,7 +246,7 @@ impl NativeBackend {
             Place::Sandbox(id) => match outer {
                 None => self.make_warm_init(id.clone(), open_network).await?,
                 Some(outer) => {
-                    let group = outer.room_for(id).map_err(|error| failed("making a cgroup", &error))?;
+                    let group = outer.room_for(id).map_err(|error| SandboxError::creation("making a cgroup", error))?;
                     let group = group.ok_or_else(|| SandboxError::missing(outer.record().id()))?;
                     WarmInit::make(reference(id.clone()), open_network, || Ok(group)).await?
                 }
@@ -277,7 +277,8 @@ impl NativeBackend {
         let above = session_parent.as_ref().and_then(KnownGroup::get).filter(|above| !above.folders().is_empty());
         if let Some(above) = above {
             let id = next_id(Level::Native);
-            let group = cgroup_parent::below(&above, &id).map_err(|error| failed("making a cgroup", &error))?;
+            let group =
+                cgroup_parent::below(&above, &id).map_err(|error| SandboxError::creation("making a cgroup", error))?;
             if let Some(group) = group {
                 return WarmInit::make(reference(id), open_network, || Ok(group)).await;
             }

@@ -17,7 +17,7 @@ use super::cgroup_parent;
 use super::enforcement;
 use super::idmap::IdMaps;
 use super::rest::Rests;
-use super::warm::{BuildError, WarmInit, creation, failed, idle_command, report};
+use super::warm::{BuildError, WarmInit, idle_command, report};
 use crate::cgroup::{Controller, Group, Hierarchy};
 use crate::denials::files::FileDenials;
 use crate::denials::network::{ProxyDenials, serve};
@@ -90,29 +90,30 @@ impl NativeSandbox {
         let masked = hold(&fork_server, init_pid, &group, &steps, placeholders.clone()).await?;
         let masked = masked.into_iter().map(|cover| prepared.as_masked(cover)).collect::<Vec<_>>();
         let sources = id_maps.sources(&left, &fork_server).await;
-        let (sources, mounts) = sources.map_err(|error| failed("mapping the owners of files", &error))?;
+        let (sources, mounts) =
+            sources.map_err(|error| SandboxError::creation("mapping the owners of files", error))?;
         let beside: Vec<BorrowedFd<'_>> = mounts.iter().map(AsFd::as_fd).collect();
         let order = InitOrder::Build(Box::new(BuildOrder { steps: left, sources, proxied: allowed.is_some() }));
-        init.send(&order, &beside).await.map_err(|error| failed("giving the order", &error))?;
+        init.send(&order, &beside).await.map_err(|error| SandboxError::creation("giving the order", error))?;
         drop(mounts);
         // From here on, the init builds the file tree in parallel.
-        limit(&group, &first, confinement).map_err(|error| failed("limiting a cgroup", &error))?;
+        limit(&group, &first, confinement).map_err(|error| SandboxError::creation("limiting a cgroup", error))?;
         if !holds() {
             return Err(BuildError::Outdated);
         }
         let received = report(&init).await?;
         let InitReport::Ready { proxy_port, .. } = received.message else {
-            return Err(creation("its first process is out of step".into()).into());
+            return Err(SandboxError::creation_because("its first process is out of step").into());
         };
         let proxy_denials = Arc::new(ProxyDenials::new(made.clone()));
         let mut descriptors = received.descriptors.into_iter();
         let namespace = descriptors.next();
         let proxy = allowed.zip(descriptors.next());
         let proxy = proxy.map(|(allowed, listener)| serve(listener, allowed, &proxy_denials)).transpose();
-        let proxy = proxy.map_err(|error| failed("starting the proxy", &error))?;
+        let proxy = proxy.map_err(|error| SandboxError::creation("starting the proxy", error))?;
         if !are_unchanged(&masked) {
-            return Err(BuildError::Changed(creation(
-                "a file that it hides or protects was replaced meanwhile".into(),
+            return Err(BuildError::Changed(SandboxError::creation_because(
+                "a file that it hides or protects was replaced meanwhile",
             )));
         }
         environment.extend(proxy_port.into_iter().flat_map(proxy::environment));
@@ -279,17 +280,15 @@ impl Live for NativeSandbox {
         output: &Arc<dyn OutputSink>,
         stop: &CancellationToken,
     ) -> Result<Ran, SandboxError> {
-        self.wake().await.map_err(|error| failed("holding places for protection again", &error))?;
+        self.wake().await.map_err(|error| SandboxError::creation("holding places for protection again", error))?;
         let listener = self.proxy_denials.listen(output);
         let mut order = self.order(command, confinement)?;
-        let mut pooled = self
-            .take_supervisor()
-            .await
-            .map_err(|error| SandboxError::Crashed { reason: format!("the sandbox is gone: {error}") })?;
+        let mut pooled =
+            self.take_supervisor().await.map_err(|error| SandboxError::crashed("the sandbox is gone", error))?;
         order.limits.residents = self.residents();
         let limits = &confinement.limits;
         let set = pooled.group.set(&group_limits(limits, pooled.residents));
-        set.map_err(|error| SandboxError::Creation { reason: format!("limiting a cgroup: {error}") })?;
+        set.map_err(|error| SandboxError::creation("limiting a cgroup", error))?;
         let meter = pooled.group.go_on();
         let file_denials = FileDenials::new(&**output);
         let outcome = pooled.supervisor.run(command, order, &file_denials, stop).await;
@@ -357,7 +356,8 @@ async fn hold(
         placeholders,
         groups: group.folders().to_vec(),
     };
-    let not_held = |error: io::Error| BuildError::Changed(failed("holding places for protection", &error));
+    let not_held =
+        |error: io::Error| BuildError::Changed(SandboxError::creation("holding places for protection", error));
     let holding = fork_server.begin(&kept).map_err(not_held)?;
     // Read while the fork server works, and before any mount masks a path.
     let masked = masked_by(steps);
@@ -369,7 +369,7 @@ async fn hold(
 /// Returns the hosts that the proxy lets through, if there is a list.
 fn allowed(network: &Network) -> Result<Option<Allowed>, SandboxError> {
     match network {
-        Network::Hosts(hosts) => Allowed::new(hosts).map(Some).map_err(|error| creation(error.to_string())),
+        Network::Hosts(hosts) => Allowed::new(hosts).map(Some).map_err(SandboxError::creation_from),
         Network::None | Network::Open => Ok(None),
     }
 }

@@ -63,30 +63,34 @@ impl WarmInit {
         open_network: bool,
         group: impl FnOnce() -> io::Result<Group>,
     ) -> Result<Self, SandboxError> {
-        let fork_server =
-            ForkServerClient::of_this_process().map_err(|error| failed("starting the fork server", &error))?;
-        let (init, theirs) = Socket::pair().map_err(|error| failed("making a socket", &error))?;
+        let fork_server = ForkServerClient::of_this_process()
+            .map_err(|error| SandboxError::creation("starting the fork server", error))?;
+        let (init, theirs) = Socket::pair().map_err(|error| SandboxError::creation("making a socket", error))?;
         // Made while a new fork server starts.
-        let group = group().map_err(|error| failed("making a cgroup", &error))?;
-        let first = group.child("supervisor-0").map_err(|error| failed("making a cgroup", &error))?;
+        let group = group().map_err(|error| SandboxError::creation("making a cgroup", error))?;
+        let first = group.child("supervisor-0").map_err(|error| SandboxError::creation("making a cgroup", error))?;
         let ways = first.ways_in();
         let order = ForkServerOrder::WarmInit { open_network, in_folder: ways.folder.is_some() };
         let beside = std::iter::once(&theirs).chain(&ways.folder).chain(&ways.tasks);
         let beside: Vec<BorrowedFd<'_>> = beside.map(AsFd::as_fd).collect();
-        fork_server.send(&order, &beside).map_err(|error| failed("asking the fork server", &error))?;
+        fork_server.send(&order, &beside).map_err(|error| SandboxError::creation("asking the fork server", error))?;
         drop((theirs, ways));
         let received = report(&init).await?;
-        let init_pid = received.sender.ok_or_else(|| creation("its first process did not say who it is".into()))?;
+        let init_pid =
+            received.sender.ok_or_else(|| SandboxError::creation_because("its first process did not say who it is"))?;
         let kept = ForkServerOrder::Register {
             child: init_pid.as_raw_pid(),
             protected: Vec::new(),
             placeholders: Vec::new(),
             groups: group.folders().to_vec(),
         };
-        fork_server.ask(&kept).await.map_err(|error| failed("asking the fork server", &error))?;
+        fork_server.ask(&kept).await.map_err(|error| SandboxError::creation("asking the fork server", error))?;
         // If the process did not start in the cgroup, moving it there may wait for all processors.
         let joined = tokio::task::spawn_blocking(move || first.add(init_pid).map(|()| first)).await;
-        let first = joined.map_err(io::Error::other).flatten().map_err(|error| failed("joining a cgroup", &error))?;
+        let first = joined
+            .map_err(io::Error::other)
+            .flatten()
+            .map_err(|error| SandboxError::creation("joining a cgroup", error))?;
         Ok(Self { made, fork_server, init, init_pid, group, first, prepared: None, since: Instant::now() })
     }
 
@@ -97,15 +101,19 @@ impl WarmInit {
     }
 
     pub(super) async fn prepare_steps(&self, steps: Vec<Step>) -> Result<Prepared, SandboxError> {
-        let (supervisor, theirs) = Socket::pair().map_err(|error| failed("making a socket", &error))?;
+        let (supervisor, theirs) = Socket::pair().map_err(|error| SandboxError::creation("making a socket", error))?;
         // Read before the mounts are made, so that a file which is replaced meanwhile is noticed.
         let masked = masked_by(&steps);
         let order = InitOrder::Prepare(steps.clone());
-        self.init.send(&order, &[theirs.as_fd()]).await.map_err(|error| failed("giving an order", &error))?;
+        self.init
+            .send(&order, &[theirs.as_fd()])
+            .await
+            .map_err(|error| SandboxError::creation("giving an order", error))?;
         drop(theirs);
         report(&self.init).await?;
-        let supervisor =
-            SupervisorClient::arrive(supervisor).await.map_err(|error| failed("making a supervisor", &error))?;
+        let supervisor = SupervisorClient::arrive(supervisor)
+            .await
+            .map_err(|error| SandboxError::creation("making a supervisor", error))?;
         Ok(Prepared { steps, masked, supervisor })
     }
 
@@ -119,13 +127,13 @@ impl WarmInit {
             Ok(Err(error)) if error.is_crash() => Err(error),
             // Not every system has that program.
             Ok(_) => Ok(()),
-            Err(_) => Err(creation("a program that does nothing does not end".into())),
+            Err(_) => Err(SandboxError::creation_because("a program that does nothing does not end")),
         }
     }
 
     /// Limits the usage of all processes in it together.
     pub(super) fn limit(&self, limits: &ResourceLimits) -> Result<(), SandboxError> {
-        self.group.set(&group_limits(limits, 0)).map_err(|error| failed("limiting a cgroup", &error))
+        self.group.set(&group_limits(limits, 0)).map_err(|error| SandboxError::creation("limiting a cgroup", error))
     }
 
     /// Returns the time when it was made.
@@ -142,13 +150,13 @@ impl WarmInit {
 
 /// Receives the next report of a sandbox's first process. Fails if the process reports a failure or has ended.
 pub(super) async fn report(init: &Socket) -> Result<Received<InitReport>, SandboxError> {
-    let received = init.receive::<InitReport>().await.map_err(|error| creation(error.to_string()))?;
+    let received = init.receive::<InitReport>().await.map_err(SandboxError::creation_from)?;
     match received {
         Some(Received { message: InitReport::Failed { doing, error }, .. }) => {
-            Err(creation(format!("{doing}: {error}")))
+            Err(SandboxError::creation(doing, error))
         }
         Some(received) => Ok(received),
-        None => Err(creation("its first process ended before it was ready".into())),
+        None => Err(SandboxError::creation_because("its first process ended before it was ready")),
     }
 }
 
@@ -189,15 +197,7 @@ impl From<BuildError> for SandboxError {
     fn from(not_built: BuildError) -> Self {
         match not_built {
             BuildError::Changed(error) | BuildError::Failed(error) => error,
-            BuildError::Outdated => creation("the files that it should show change all the time".into()),
+            BuildError::Outdated => SandboxError::creation_because("the files that it should show change all the time"),
         }
     }
-}
-
-pub(super) fn creation(reason: String) -> SandboxError {
-    SandboxError::Creation { reason }
-}
-
-pub(super) fn failed(doing: &str, error: &io::Error) -> SandboxError {
-    creation(format!("{doing}: {error}"))
 }

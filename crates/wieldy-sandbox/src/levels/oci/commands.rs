@@ -105,7 +105,7 @@ impl Container {
             }
             (Ok(_) | Err(_), told) if self.is_gone() => {
                 let reason = told.unwrap_or_else(|| "its first process was ended".into());
-                return Err(SandboxError::Crashed { reason: format!("{}: {reason}", self.made.level) });
+                return Err(SandboxError::crashed(self.made.level.as_str(), reason));
             }
             (Ok(RunOutcome { ended, .. }), _) => ended,
             (Err(error), _) => return Err(error),
@@ -120,7 +120,7 @@ impl Container {
 
     /// Runs a command in a cgroup of its own, where the host's kernel sees its processes.
     async fn run_in_group(&self, call: &Call<'_>) -> Result<(Result<RunOutcome, SandboxError>, Used), SandboxError> {
-        let failed = |error: io::Error| self.failed(&error);
+        let failed = |error: io::Error| self.failed(error);
         let group = &self.parent.group.child(&format!("call-{}", call.number)).map_err(failed)?;
         let limits = group_limits(self.made.level, &call.confinement.limits);
         // A lower limit is for the command only: its runtime needs more to start.
@@ -191,7 +191,7 @@ impl Container {
 
     /// Makes a supervisor that limits writes to the workspace.
     pub(super) async fn process(&self, call: &Call<'_>) -> Result<HostProcess, SandboxError> {
-        let process = HostProcess::new().await.map_err(|error| self.failed(&error))?;
+        let process = HostProcess::new().await.map_err(|error| self.failed(error))?;
         Ok(process.watching(call.confinement))
     }
 
@@ -231,8 +231,8 @@ impl Container {
     fn usage(&self, used: &Used, seen_written_bytes: u64) -> Usage {
         let processes_peak = match self.made.level {
             // The host's kernel sees gVisor's threads and not the command's processes: not measured.
-            Level::Gvisor => 0,
-            _ => used.processes_peak.map_or(0, |peak| peak.least.max(1)),
+            Level::Gvisor => None,
+            _ => used.processes_peak.map(|peak| peak.least.max(1)),
         };
         Usage {
             cpu_ms: used.cpu_us.map_or(0.0, |us| us as f64 / 1e3),

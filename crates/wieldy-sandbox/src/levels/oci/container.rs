@@ -109,11 +109,12 @@ impl Container {
         base: &Base,
         within: Within<'_>,
     ) -> Result<Arc<Self>, SandboxError> {
-        let failed = |doing: &str, error: io::Error| SandboxError::Creation { reason: format!("{doing}: {error}") };
         let netns = match &confinement.network {
-            Network::Hosts(hosts) => {
-                Some(ProxiedNetns::open(&made, hosts).await.map_err(|error| failed("making a way out", error))?)
-            }
+            Network::Hosts(hosts) => Some(
+                ProxiedNetns::open(&made, hosts)
+                    .await
+                    .map_err(|error| SandboxError::creation("making a way out", error))?,
+            ),
             Network::None | Network::Open => None,
         };
         let limits = match (made.level, &confinement.place) {
@@ -129,9 +130,9 @@ impl Container {
             }
         };
         let parent = CgroupParent::make(&made.id.0, made.level, &limits, above, &base.hierarchy)
-            .map_err(|error| failed("making a cgroup", error))?;
-        let (raised, sentry) =
-            raise_for_runtime(&parent, made.level).map_err(|error| failed("limiting a cgroup", error))?;
+            .map_err(|error| SandboxError::creation("making a cgroup", error))?;
+        let (raised, sentry) = raise_for_runtime(&parent, made.level)
+            .map_err(|error| SandboxError::creation("limiting a cgroup", error))?;
         let dir = make_dir(Arc::clone(&base.setup), made.id.0.clone(), confinement.clone()).await?;
         // Noted before the runtime makes them: a start that fails has made some, too.
         dir.setup.home.note_groups(parent.foreign().iter().filter_map(|group| cgroup_parent::above(group).pop()));
@@ -168,7 +169,7 @@ impl Container {
 
     async fn start_up(mut self, hierarchy: &Hierarchy) -> Result<Self, (Self, SandboxError)> {
         let started = async {
-            let starting = self.parent.raise_for_start().map_err(|error| self.failed(&error))?;
+            let starting = self.parent.raise_for_start().map_err(|error| self.failed(error))?;
             self.write_config(hierarchy)?;
             self.start_runtime().await?;
             self.wait_until_running().await?;
@@ -182,7 +183,7 @@ impl Container {
             }
             let reason =
                 format!("{}: a file that it hides or protects was replaced meanwhile; try again", self.made.level);
-            Err(SandboxError::Creation { reason })
+            Err(SandboxError::creation_because(reason))
         };
         match started.await {
             Ok(()) => {
@@ -209,7 +210,7 @@ impl Container {
         let joined = self.netns.as_ref().map(ProxiedNetns::path);
         let frame = Frame { level: self.made.level, network: &self.network, joined, groups, annotations };
         let config = self.dir.tree.config(&doing, &frame).map_err(io::Error::other);
-        config.and_then(|config| write_json(&self.file("config.json"), &config)).map_err(|error| self.failed(&error))
+        config.and_then(|config| write_json(&self.file("config.json"), &config)).map_err(|error| self.failed(error))
     }
 
     /// Returns annotations that tell gVisor which containers belong together and which private folders they share.
@@ -235,7 +236,7 @@ impl Container {
 
     /// Starts the runtime with the sleeper, in a task that runs as long as the container.
     async fn start_runtime(&self) -> Result<(), SandboxError> {
-        let process = HostProcess::new().await.map_err(|error| self.failed(&error))?;
+        let process = HostProcess::new().await.map_err(|error| self.failed(error))?;
         if self.made.level == Level::Gvisor {
             self.join(&process).await?;
         }
@@ -259,7 +260,7 @@ impl Container {
             let number = pid.as_raw_pid().to_string();
             folders.iter().try_for_each(|folder| fs::write(folder.join("cgroup.procs"), &number))
         };
-        blocking(join).await.map_err(|error| self.failed(&error))
+        blocking(join).await.map_err(|error| self.failed(error))
     }
 
     /// Waits until commands can run in it.
@@ -280,7 +281,7 @@ impl Container {
             // The runtime has already removed the cgroup, whose counters would show more.
             Some(allowed) if told.contains("OOM-killed") => {
                 let told = too_little(&told, Limit::MemoryBytes, allowed);
-                SandboxError::Creation { reason: format!("{level}: {told}") }
+                SandboxError::creation(level.as_str(), told)
             }
             _ => unusable(level, told).at(level),
         })
@@ -301,7 +302,7 @@ impl Container {
         if self.made.level == Level::Gvisor {
             return Ok(());
         }
-        let pid = fs::read_to_string(self.file("pid")).map_err(|error| self.failed(&error))?;
+        let pid = fs::read_to_string(self.file("pid")).map_err(|error| self.failed(error))?;
         let is_there = |folder: &PathBuf| {
             let there = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
             there.lines().any(|line| line == pid.trim())
@@ -317,7 +318,7 @@ impl Container {
             for folder in folders {
                 let inner = folder.join("sleeper");
                 let moved = fs::create_dir(&inner).and_then(|()| fs::write(inner.join("cgroup.procs"), pid.trim()));
-                moved.map_err(|error| self.failed(&error))?;
+                moved.map_err(|error| self.failed(error))?;
             }
         }
         Ok(())
@@ -366,8 +367,8 @@ impl Container {
         self.dir.folder().join(name)
     }
 
-    pub(super) fn failed(&self, error: &io::Error) -> SandboxError {
-        SandboxError::Creation { reason: format!("{}: {error}", self.made.level) }
+    pub(super) fn failed(&self, error: io::Error) -> SandboxError {
+        SandboxError::creation(self.made.level.as_str(), error)
     }
 }
 
@@ -473,5 +474,5 @@ pub(super) async fn make_dir(
     confinement: Confinement,
 ) -> Result<ContainerDir, SandboxError> {
     let made = tokio::task::spawn_blocking(move || ContainerDir::make(setup, &id, &confinement)).await;
-    made.unwrap_or_else(|error| Err(SandboxError::Creation { reason: error.to_string() }))
+    made.unwrap_or_else(|error| Err(SandboxError::creation_from(error)))
 }

@@ -51,7 +51,6 @@ pub(super) struct ContainerDir {
 impl ContainerDir {
     /// Plans and makes the tree of a container. Blocks.
     pub(super) fn make(setup: Arc<ContainerSetup>, id: &str, confinement: &Confinement) -> Result<Self, SandboxError> {
-        let creation = |reason: String| SandboxError::Creation { reason };
         let (workspace, room) = (plan_cache::workspace(confinement)?, plan_cache::room(confinement));
         let (rules, network) = (&confinement.files, &confinement.network);
         let request = Request { workspace: &workspace, rules, network, room };
@@ -61,31 +60,32 @@ impl ContainerDir {
         let programs = program_folders();
         let facts =
             HostFacts { look: &HostWithoutPlaceholders { roots }, home, programs, state, user: AGENT, group: AGENT };
-        let planned = plan(&request, &facts).map_err(|error| creation(error.to_string()))?;
+        let planned = plan(&request, &facts).map_err(SandboxError::creation_from)?;
         let missing = placeholders_for(planned.placeholders);
         let held = HeldPlaceholders::take(&protected(&planned.steps), &missing)
-            .map_err(|error| creation(format!("making a placeholder for a protected path: {error}")))?;
+            .map_err(|error| SandboxError::creation("making a placeholder for a protected path", error))?;
         let steps = match &setup.image {
             // Masked paths of the workspace would be visible through the root.
             Some(image) if workspace.starts_with(image) => {
                 let image = image.display();
-                return Err(creation(format!("the workspace lies in the root `{image}`; give programs another root")));
+                let reason = format!("the workspace lies in the root `{image}`; give programs another root");
+                return Err(SandboxError::creation_because(reason));
             }
             Some(image) => transplant(planned.steps, image)
-                .map_err(|error| creation(format!("the image `{}`: {error}", image.display())))?,
+                .map_err(|error| SandboxError::creation(format!("the image `{}`", image.display()), error))?,
             None => planned.steps,
         };
         let masked = masked_by(&steps);
         let tree = Tree::make(id, &steps, setup.level, &setup.home).map_err(|error| {
             let _ = fs::remove_dir_all(setup.home.container(id));
-            creation(error.to_string())
+            SandboxError::creation_from(error)
         })?;
         let environment = planned.environment;
         let dir = Self { setup, id: id.to_owned(), tree, steps, environment, masked, _held: held };
         // A list of the placeholders to remove if this executor dies.
         let noted = serde_json::to_vec(&missing).map_err(io::Error::from);
         let noted = noted.and_then(|note| fs::write(dir.folder().join(NOTE), note));
-        noted.map_err(|error| creation(format!("recording the placeholders: {error}")))?;
+        noted.map_err(|error| SandboxError::creation("recording the placeholders", error))?;
         Ok(dir)
     }
 

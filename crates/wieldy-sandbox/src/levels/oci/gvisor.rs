@@ -55,7 +55,7 @@ impl Container {
     /// Runs a command through the sandbox's control socket.
     async fn run_by_control(&self, control: &Control, call: &Call<'_>) -> Result<RunOutcome, SandboxError> {
         let Call { command: Command { program, stdin, terminal, .. }, confinement, .. } = *call;
-        let no_ends = |error: io::Error| SandboxError::Creation { reason: format!("cannot make its streams: {error}") };
+        let no_ends = |error: io::Error| SandboxError::creation("cannot make its streams", error);
         let (pipes, streams, typed) = match terminal {
             Some(terminal) => {
                 Pipes::terminal_beyond(*terminal).map(|(pipes, streams, typed)| (pipes, streams, Some(typed)))
@@ -68,7 +68,7 @@ impl Container {
         let pid = match control.start(&call.doing, streams.each_ref().map(AsFd::as_fd)).await {
             Ok(pid) => pid,
             Err(ControlError::Rejected(told)) => return Err(not_started(self.made.level, program, &told)),
-            Err(ControlError::Lost(error)) => return Err(self.lose(program, &error).await),
+            Err(ControlError::Lost(error)) => return Err(self.lose(program, error).await),
         };
         // Our copies of the command's ends stay open until it has ended, so that an early end of its output does not
         // wake us.
@@ -89,7 +89,7 @@ impl Container {
                 let report = RunReport { overrun, files_made, ..RunReport::default() };
                 Ok(RunOutcome { ended, report, supervisor_lost: false })
             }
-            Err(error) => Err(self.lose(program, &error).await),
+            Err(error) => Err(self.lose(program, error).await),
         }
     }
 
@@ -133,15 +133,15 @@ impl Container {
     }
 
     /// Ends the sandbox, since its state is unknown.
-    async fn lose(&self, program: &str, error: &io::Error) -> SandboxError {
+    async fn lose(&self, program: &str, error: io::Error) -> SandboxError {
         self.stop.cancel();
         self.gone.cancelled().await;
-        SandboxError::Crashed { reason: format!("{}: `{program}` was lost: {error}", self.made.level) }
+        SandboxError::crashed(format!("{}: `{program}` was lost", self.made.level), error)
     }
 
     /// Runs a command by a call of `runsc`.
     async fn run_by_program(&self, call: &Call<'_>) -> Result<Result<RunOutcome, SandboxError>, SandboxError> {
-        let words = self.exec_words(call, &[]).map_err(|error| self.failed(&error))?;
+        let words = self.exec_words(call, &[]).map_err(|error| self.failed(error))?;
         let process = self.process(call).await?;
         let (outcome, deadline) = self.run_process(process, words, call, self.signal_agent(&["TERM", "CONT"])).await;
         self.clear_lane(deadline).await;
@@ -150,7 +150,7 @@ impl Container {
 
     /// Runs a command in a container of its own inside the same gVisor sandbox.
     async fn run_beside(&self, call: &Call<'_>) -> Result<Result<RunOutcome, SandboxError>, SandboxError> {
-        let failed = |error: io::Error| self.failed(&error);
+        let failed = |error: io::Error| self.failed(error);
         let id = format!("{}-{}", self.made.id.0, call.number);
         let dir = make_dir(Arc::clone(&self.dir.setup), id.clone(), call.confinement.clone()).await?;
         let annotations = self.annotations("container");

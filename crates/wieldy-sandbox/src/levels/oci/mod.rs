@@ -101,7 +101,8 @@ impl Oci {
         };
         self.try_once().await.map_err(|error| match error {
             SandboxError::Unavailable { problem, hint, .. } => OciProblem { problem, hint },
-            SandboxError::Creation { reason } => unusable(self.level(), reason),
+            error @ SandboxError::Creation { .. } => unusable(self.level(), error.reason()),
+            error @ SandboxError::Crashed { .. } => unusable(self.level(), error.message()),
             error => unusable(self.level(), error.to_string()),
         })?;
         Ok(OciVersion(version.to_owned()))
@@ -109,12 +110,11 @@ impl Oci {
 
     /// Runs `true` in a container.
     async fn try_once(&self) -> Result<(), SandboxError> {
-        let failed = |error: std::io::Error| SandboxError::Creation { reason: error.to_string() };
         // A process with the same id may have left a folder of this name.
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_nanos();
         let name = format!("wieldy-probe-{}-{now}", next_id(self.level()).0);
         let workspace = std::env::temp_dir().join(name);
-        std::fs::create_dir(&workspace).map_err(failed)?;
+        std::fs::create_dir(&workspace).map_err(SandboxError::creation_from)?;
         let environment = [("PATH".to_owned(), "/usr/bin:/bin".to_owned())].into();
         let (program, arguments, folder) = ("true".into(), Vec::new(), PathBuf::new());
         let command = Command { program, arguments, environment, folder, stdin: Stdin::Nothing, terminal: None };
@@ -131,7 +131,7 @@ impl Oci {
         remove_emptied(&workspace).await;
         match ran?.ended {
             Ended::Code(0) => Ok(()),
-            ended => Err(SandboxError::Creation { reason: format!("`true` ended with {ended:?} in a container") }),
+            ended => Err(SandboxError::creation_because(format!("`true` ended with {ended:?} in a container"))),
         }
     }
 }
@@ -158,7 +158,7 @@ impl Backend for OciBackend {
             (_, Some(outer)) => Within::Container(outer),
             (Place::Session(key), None) => {
                 let parent = self.session_parents.parent(key, level, &confinement.place_limits, &base.hierarchy);
-                let failed = |error| SandboxError::Creation { reason: format!("{level}: making a cgroup: {error}") };
+                let failed = |error| SandboxError::creation(format!("{level}: making a cgroup"), error);
                 Within::Session(parent.map_err(failed)?)
             }
             (Place::Own | Place::Sandbox(_), None) => Within::Executor,
@@ -171,7 +171,6 @@ impl Backend for OciBackend {
 impl OciBackend {
     /// Makes the parts that all containers share, and removes containers of dead executors.
     async fn make_base(&self) -> Result<Base, SandboxError> {
-        let creation = |reason: String| SandboxError::Creation { reason };
         let program = self.program().map_err(|problem| problem.at(self.options.level))?;
         let options = self.options.clone();
         let work = move || -> std::io::Result<Base> {
@@ -194,8 +193,8 @@ impl OciBackend {
             let runtime = Runtime { level, program, root: home.runtime() };
             Ok(Base { runtime, setup: Arc::new(ContainerSetup { level, home, image, state, user_home }), hierarchy })
         };
-        let laid = tokio::task::spawn_blocking(work).await.map_err(|error| creation(error.to_string()))?;
-        laid.map_err(|error| creation(format!("{}: {error}", self.options.level)))
+        let laid = tokio::task::spawn_blocking(work).await.map_err(SandboxError::creation_from)?;
+        laid.map_err(|error| SandboxError::creation(self.options.level.as_str(), error))
     }
 
     /// Returns the runtime's program, if it can be used.

@@ -108,7 +108,7 @@ pub(super) fn not_started(level: Level, program: &str, told: &str) -> SandboxErr
         Some((_, kind)) => {
             SandboxError::Start { program: program.into(), source: io::Error::new(*kind, told.to_owned()) }
         }
-        None => SandboxError::Creation { reason: format!("{level}: {told}") },
+        None => SandboxError::creation(level.as_str(), told),
     }
 }
 

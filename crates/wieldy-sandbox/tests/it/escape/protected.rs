@@ -293,7 +293,7 @@ async fn a_running_command_is_ended_when_the_user_replaces_a_masked_or_protected
         let path = arena.workspace.join(replaced);
         fs::copy(&path, arena.workspace.join("new")).unwrap();
         fs::rename(arena.workspace.join("new"), &path).unwrap();
-        let told = running.await.unwrap().unwrap_err().to_string();
+        let told = running.await.unwrap().unwrap_err().message();
         let expected = format!(
             "the sandbox ended unexpectedly: `{}` was replaced on the machine, and the sandbox hides or protects it, \
              so its commands were ended; call again for a new one",

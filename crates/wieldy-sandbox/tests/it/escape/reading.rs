@@ -153,7 +153,7 @@ async fn files_and_modes_that_a_command_makes_uncover_no_secret() {
     ] {
         arena.run(Place::Own, noise).await;
         let found = arena.run_in(&arena.confinement(Place::Own), &look).await;
-        let found = found.map_or_else(|error| error.to_string(), |ran| ran.stdout);
+        let found = found.map_or_else(|error| error.message(), |ran| ran.stdout);
         assert!(!found.contains(":1"), "{noise}: {found}");
         assert!(found.contains("looked") || found.contains("cannot be read"), "{noise}: {found}");
         for folder in ["", "sub", "deep"] {

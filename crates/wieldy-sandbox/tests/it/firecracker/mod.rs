@@ -251,7 +251,7 @@ async fn networks_and_mounts_are_refused_for_a_guest() {
     let refused = async |change: fn(&mut Confinement)| {
         let mut world = driver.bash("true");
         change(&mut world.confinement);
-        world.run().await.unwrap_err().to_string()
+        world.run().await.unwrap_err().message()
     };
     assert_eq!(
         refused(|confinement| confinement.network = Network::Open).await,
@@ -271,7 +271,7 @@ async fn networks_and_mounts_are_refused_for_a_guest() {
 async fn firecrackers_refusal_is_reported_in_its_own_words_and_leaves_nothing() {
     let driver = Arc::new(Driver::new());
     fs::write(driver.options.kernel.as_ref().unwrap(), "broken").unwrap();
-    let told = driver.bash("true").run().await.unwrap_err().to_string();
+    let told = driver.bash("true").run().await.unwrap_err().message();
     let expected = "cannot make a sandbox: firecracker: Firecracker refused `PUT /actions`: Cannot load kernel due to invalid memory \
                     configuration or invalid kernel image.";
     assert!(told.starts_with(expected), "{told}");
@@ -288,7 +288,7 @@ async fn a_firecracker_that_ends_at_once_is_reported_with_its_output() {
         stand_in::write_script(options.program.as_ref().unwrap(), script);
         options
     }));
-    let told = driver.bash("true").run().await.unwrap_err().to_string();
+    let told = driver.bash("true").run().await.unwrap_err().message();
     assert!(told.starts_with("cannot make a sandbox: firecracker: it ended at once ("), "{told}");
     assert!(told.ends_with("; it last said: no such option"), "{told}");
 }
@@ -315,7 +315,7 @@ async fn a_stopped_run_does_not_wait_for_its_guest() {
         wieldy_testkit::skip("there are no writable cgroups on this machine");
     }
     world.stop.cancel();
-    let told = running.await.unwrap().unwrap_err().to_string();
+    let told = running.await.unwrap().unwrap_err().message();
     assert_eq!(told, "cannot make a sandbox: firecracker: the run was stopped before its guest was ready");
     eventually(PATIENCE, "it was ended", || !is_there()).await;
     let homes = driver.traces();
@@ -339,7 +339,7 @@ async fn a_guest_that_is_never_done_with_the_workspace_is_ended_with_the_run() {
     world.stop.cancel();
     let error = tokio::time::timeout(PATIENCE, running).await.expect("it goes on and on").unwrap().unwrap_err();
     let told = "firecracker: bringing the workspace over: the run was stopped, and it was not done in time";
-    assert!(matches!(&error, SandboxError::Crashed { reason } if reason == told), "{error}");
+    assert!(error.is_crash() && error.reason() == told, "{error:?}");
     assert_eq!(guests(), Vec::<std::path::PathBuf>::new());
 }
 
@@ -379,7 +379,7 @@ async fn a_guest_is_not_made_within_another() {
     let mut confinement = world.confinement.clone();
     let outer = driver.create(&confinement).await.unwrap().sandbox.id;
     confinement.place = Place::Sandbox(outer.clone());
-    let refused = driver.create(&confinement).await.unwrap_err().to_string();
+    let refused = driver.create(&confinement).await.unwrap_err().message();
     assert!(refused.contains("a machine cannot be made within another"), "{refused}");
     assert_eq!(driver.list().into_iter().map(|one| one.sandbox.id).collect::<Vec<_>>(), [outer]);
 }
@@ -394,7 +394,7 @@ async fn a_lost_guest_is_reported_and_the_next_call_gets_a_new_one() {
     world.printed.contains("ready").await;
     kill(&driver.options.state.display().to_string());
     let error = running.await.unwrap().unwrap_err();
-    assert!(matches!(&error, SandboxError::Crashed { reason } if reason.starts_with("firecracker: ")), "{error}");
+    assert!(error.is_crash() && error.reason().starts_with("firecracker: "), "{error:?}");
     let again = driver.beside(&world, "echo again");
     let exit = again.run().await.unwrap();
     assert_eq!((exit.ended, again.printed.stdout().as_str()), (Ended::Code(0), "again\n"));
@@ -463,7 +463,7 @@ async fn firecracker_itself_understands_every_request_and_says_what_is_wrong_wit
         }
         options
     }));
-    let told = driver.bash("true").run().await.unwrap_err().to_string();
+    let told = driver.bash("true").run().await.unwrap_err().message();
     assert!(told.starts_with("cannot make a sandbox: firecracker: Firecracker refused `PUT /actions`: "), "{told}");
     let homes = driver.traces();
     assert_eq!(fs::read_dir(Path::new(&homes[0]).join("containers")).unwrap().count(), 0);

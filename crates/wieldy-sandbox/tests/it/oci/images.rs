@@ -123,7 +123,7 @@ async fn a_root_that_would_show_the_machine_or_is_none_is_refused() {
         let (rootfs, home) = (Rootfs::Folder(folder.to_owned()), Some(home.path().to_owned()));
         let change = |options| OciOptions { rootfs, home, ..options };
         let Some(driver) = Driver::with(Level::Runc, change) else { return };
-        let error = driver.world("true", &[]).run().await.unwrap_err().to_string();
+        let error = driver.world("true", &[]).run().await.unwrap_err().message();
         let folder = folder.display();
         assert_eq!(error, format!("cannot make a sandbox: runc: the root `{folder}` cannot be used: {problem}"));
         driver.close().await;
@@ -139,7 +139,7 @@ async fn a_workspace_in_the_root_of_programs_is_refused() {
     let mut world = driver.world("true", &[]);
     world.confinement.workspace = root.join("workspace");
     fs::create_dir(&world.confinement.workspace).unwrap();
-    let error = world.run().await.unwrap_err().to_string();
+    let error = world.run().await.unwrap_err().message();
     let wanted = format!("the workspace lies in the root `{}`; give programs another root", root.display());
     assert_eq!(error, format!("cannot make a sandbox: {wanted}"));
     drop(world);

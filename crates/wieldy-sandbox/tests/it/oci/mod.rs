@@ -371,7 +371,7 @@ async fn files_that_the_user_replaces_stay_masked_and_protected(level: Level) {
     first.confinement.place = Place::Sandbox(made.sandbox.id.clone());
     assert_eq!(driver.bash_beside(&first, script).output().await, "third");
     replace(".env", "SECRET=2");
-    let error = driver.bash_beside(&first, script).run().await.unwrap_err().to_string();
+    let error = driver.bash_beside(&first, script).run().await.unwrap_err().message();
     assert!(error.contains("was replaced on the machine; destroy the sandbox and make a new one"), "{error}");
     drop(first);
     driver.close().await;
@@ -432,7 +432,7 @@ async fn a_driver_tells_of_its_sandboxes_and_destroys_them(level: Level) {
     assert!(!driver.oci.destroy(&status.sandbox.id).await && driver.oci.list().is_empty());
     let state = driver.state.path().to_str().unwrap();
     assert_eq!(processes_of(state), Vec::<String>::new());
-    let error = world.run().await.unwrap_err().to_string();
+    let error = world.run().await.unwrap_err().message();
     assert!(error.contains("there is no sandbox `"), "{error}");
     drop(world);
     driver.close().await;
@@ -609,7 +609,7 @@ async fn a_container_that_is_made_after_another_failed_is_known() {
     let (first, failing) = first.start();
     eventually(PATIENCE, "the first one is being made", || tried.exists()).await;
     let (second, running) = second.start();
-    let error = failing.await.unwrap().unwrap_err().to_string();
+    let error = failing.await.unwrap().unwrap_err().message();
     assert!(error.contains("its first process ended at once"), "{error}");
     second.printed.contains("ready").await;
     let listed: Vec<_> = driver.oci.list().into_iter().map(|one| one.sandbox.id).collect();

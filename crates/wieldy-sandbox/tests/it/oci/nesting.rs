@@ -91,7 +91,7 @@ async fn a_container_goes_with_the_one_that_it_was_made_within(level: Level) {
     let ended = [&innermost, &inner, &outer].map(|one| SandboxChange::Destroyed(one.clone()));
     assert_eq!(*changes.lock().unwrap(), ended);
     let confinement = Confinement { place: Place::Sandbox(outer.id.clone()), ..world.confinement.clone() };
-    let refused = driver.oci.create(&confinement).await.unwrap_err().to_string();
+    let refused = driver.oci.create(&confinement).await.unwrap_err().message();
     assert!(refused.contains(&format!("there is no sandbox `{}`", outer.id.0)), "{refused}");
     drop(world);
     driver.close().await;

@@ -1,0 +1,138 @@
+//! The options of a call in the `_meta` of its request.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use wieldy_core::{Call, Caller, Code, Outcome, Run, SharedTool, ToolSpec, tool};
+use wieldy_mcp::server::{Server, ServerOptions};
+use wieldy_testkit::{Act, Puppet, World};
+
+use super::{Wire, shown};
+
+#[derive(serde::Deserialize, schemars::JsonSchema)]
+struct Nothing {}
+
+/// Returns a tool that answers with its context.
+fn teller() -> SharedTool {
+    let spec = ToolSpec::new("tell", "").read_only();
+    Arc::new(tool(spec, async |_: Nothing, run: Run| {
+        Ok(Outcome::text(Value::Object(run.context().clone()).to_string()))
+    }))
+}
+
+/// Calls a tool with this `_meta`.
+async fn call(wire: &mut Wire, id: u32, tool: &str, meta: Value) -> Value {
+    shown(wire.ask(id, "tools/call", json!({"name": tool, "arguments": {}, "_meta": meta})).await)["result"].take()
+}
+
+fn error(answer: &Value) -> (&Value, &Value, &Value) {
+    let error = &answer["_meta"]["wieldy/error"];
+    (&error["code"], &error["message"], &error["suggestion"])
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_may_ask_for_more_time_fewer_retries_and_labels() {
+    let slow = Puppet::reading("slow", Act::Take(Duration::from_secs(45)));
+    let (flaky, runs) = Puppet::new(ToolSpec::new("flaky", "").idempotent(), [Act::Fail(Code::TransportFailed, true)]);
+    let world = World::new([slow, flaky]);
+    let options = ServerOptions { patience: None, ..ServerOptions::default() };
+    let mut wire = Wire::with(&world.executor, options).initialized("2025-06-18", json!({})).await;
+    let late = call(&mut wire, 1, "slow", json!({"wieldy/retries": 0})).await;
+    assert_eq!(error(&late).0, "E3103", "thirty seconds by default");
+    let done = call(&mut wire, 2, "slow", json!({"wieldy/timeout_ms": 60_000})).await;
+    assert_eq!(done["isError"], json!(false));
+    let hurried = call(&mut wire, 3, "slow", json!({"wieldy/timeout_ms": 60_000, "wieldy/deadline_ms": 5_000})).await;
+    assert_eq!(error(&hurried).0, "E3103");
+    let began = tokio::time::Instant::now();
+    call(&mut wire, 4, "flaky", json!({"wieldy/retries": 1, "wieldy/retry_delay_ms": 60_000})).await;
+    assert_eq!(runs.runs(), 2);
+    assert!(began.elapsed() >= Duration::from_secs(30), "half of the delay is by chance: {:?}", began.elapsed());
+    wire.close().await;
+    world.check();
+}
+
+#[tokio::test]
+async fn a_wrong_or_unknown_option_is_refused_on_record() {
+    let world = World::new([Puppet::reading("look", Act::Say("seen"))]);
+    let mut wire = Wire::new(&world.executor).initialized("2025-06-18", json!({})).await;
+    let zero = call(&mut wire, 1, "look", json!({"wieldy/timeout_ms": 0})).await;
+    let message = "`wieldy/timeout_ms` in `_meta` is a whole number of milliseconds from 1 to 86400000";
+    let advice = "correct the option or leave it out; nothing was run";
+    assert_eq!(error(&zero), (&json!("E3002"), &json!(message), &json!(advice)));
+    let unknown = call(&mut wire, 2, "look", json!({"wieldy/labls": ["a"]})).await;
+    let message = "there is no option `wieldy/labls` for a call over MCP";
+    assert_eq!(
+        error(&unknown),
+        (
+            &json!("E3002"),
+            &json!(message),
+            &json!("did you mean `wieldy/labels`, `wieldy/retry_delay_ms` or `wieldy/deadline_ms`?")
+        )
+    );
+    for name in ["isolation", "network", "limits", "permissions", "confirm"] {
+        let mut meta = json!({});
+        meta[format!("wieldy/{name}")] = json!("none");
+        assert_eq!(error(&call(&mut wire, 3, "look", meta).await).0, "E3002", "{name}");
+    }
+    let large = call(&mut wire, 4, "look", json!({"wieldy/metadata": {"k": "x".repeat(20_000)}})).await;
+    assert_eq!(error(&large).0, "E3002");
+    let high = call(&mut wire, 5, "look", json!({"wieldy/priority": "high"})).await;
+    assert_eq!(error(&high).1, "`wieldy/priority` is 10, and calls over MCP have at most 0");
+    wire.close().await;
+    assert_eq!(world.tape().matches("tool.call.failure").count(), 9, "{}", world.tape());
+    assert!(!world.tape().contains("tool.call.started"), "nothing ran");
+}
+
+#[tokio::test]
+async fn the_operator_may_allow_a_higher_priority() {
+    let world = World::new([Puppet::reading("look", Act::Say("seen"))]);
+    let options = ServerOptions { priority_max: wieldy_core::Priority::HIGH, ..ServerOptions::default() };
+    let mut wire = Wire::with(&world.executor, options).initialized("2025-06-18", json!({})).await;
+    assert_eq!(call(&mut wire, 1, "look", json!({"wieldy/priority": "high"})).await["isError"], json!(false));
+    assert_eq!(error(&call(&mut wire, 2, "look", json!({"wieldy/priority": 11})).await).0, "E3002");
+    wire.close().await;
+}
+
+#[tokio::test]
+async fn context_and_metadata_come_from_the_request_and_never_from_arguments() {
+    let world = World::new([teller()]);
+    let caller = Caller { context: Some(Arc::new(json!({"desk": 7}))), ..Caller::local() };
+    let server = Server::new(world.executor.clone(), ServerOptions::default());
+    let mut wire = Wire::to(&server, caller).initialized("2025-06-18", json!({})).await;
+    let meta = json!({"wieldy/context": {"desk": 1, "room": "a"}, "wieldy/metadata": {"run": 5, "token": "canary-1"}});
+    let told = call(&mut wire, 1, "tell", meta).await;
+    assert_eq!(told["content"][0]["text"], r#"{"desk":7,"room":"a"}"#);
+    let none = call(&mut wire, 2, "tell", json!({})).await;
+    assert_eq!(none["content"][0]["text"], r#"{"desk":7}"#);
+    wire.close().await;
+    insta::assert_snapshot!(world.tape(), @r#"
+    #1 tool.call.pending {"metadata":{"run":5,"token":"[redacted]"},"tool":"tell"}
+    #1 tool.call.started {"attempt":1,"attempts_max":3,"timeout_ms":30000,"read_only":true,"tool":"tell"}
+    #1 tool.call.success {"status":"success","attempts":1,"cached":false,"output_bytes":21,"tool":"tell"}
+    #2 tool.call.pending {"tool":"tell"}
+    #2 tool.call.started {"attempt":1,"attempts_max":3,"timeout_ms":30000,"read_only":true,"tool":"tell"}
+    #2 tool.call.success {"status":"success","attempts":1,"cached":false,"output_bytes":10,"tool":"tell"}
+    "#);
+}
+
+#[tokio::test]
+async fn an_idempotency_key_has_two_spellings_and_one_meaning() {
+    let (pay, runs) = Puppet::new(ToolSpec::new("pay", ""), [Act::Say("paid")]);
+    let world = World::new([pay]);
+    let mut wire = Wire::new(&world.executor).initialized("2025-06-18", json!({})).await;
+    for (id, key) in [(1, "wieldy/idempotency_key"), (2, "wieldy/idempotency-key")] {
+        let mut meta = json!({});
+        meta[key] = json!("k");
+        assert_eq!(call(&mut wire, id, "pay", meta).await["content"][0]["text"], "paid");
+    }
+    assert_eq!(runs.runs(), 1);
+    wire.close().await;
+}
+
+#[tokio::test]
+async fn the_call_in_the_library_knows_the_same_options() {
+    let world = World::new([teller()]);
+    let result = world.executor.call(Call::new("tell", json!({})).context(json!({"room": "b"}))).await;
+    assert_eq!(result.text(), r#"{"room":"b"}"#);
+}
