@@ -1,18 +1,26 @@
 //! The guard: authenticates callers and checks the host and origin of each request. Permissions of a caller are checked
 //! elsewhere.
 
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
-use axum::body::{Body, to_bytes};
+use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::Response;
+use futures_util::stream::{self, StreamExt};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use tokio::time::{Instant, timeout_at};
 use wieldy_core::Caller;
 
 use crate::{HttpOptions, error_response};
+
+/// The answer to a body that does not arrive in time.
+const LATE: &str = "the body did not arrive in time";
 
 /// The hash of a secret that a caller must show, and the caller that it stands for.
 #[derive(Debug, Clone)]
@@ -113,7 +121,7 @@ fn bearer(header: &HeaderValue) -> Option<&[u8]> {
     (scheme.eq_ignore_ascii_case(b"bearer ") && !secret.is_empty()).then_some(secret)
 }
 
-/// Lets a request pass with its caller and its whole body, or answers with a refusal.
+/// Lets a request pass with its caller and a body whose time is bounded, or answers with a refusal.
 pub(crate) async fn pass(State(guard): State<Arc<RequestGuard>>, mut request: Request, next: Next) -> Response {
     let is_open = request.uri().path() == "/health";
     let caller = match guard.check(request.uri(), request.headers()) {
@@ -126,18 +134,30 @@ pub(crate) async fn pass(State(guard): State<Arc<RequestGuard>>, mut request: Re
     if let Some(caller) = caller {
         request.extensions_mut().insert(caller);
     }
+    next.run(request.map(|body| timed(body, guard.options.body_timeout))).await
+}
+
+/// Returns the body with an error at its end if it does not arrive in time.
+fn timed(body: Body, limit: Duration) -> Body {
+    let deadline = Instant::now() + limit;
+    Body::from_stream(stream::unfold(Some(body.into_data_stream()), move |rest| async move {
+        let mut rest = rest?;
+        match timeout_at(deadline, rest.next()).await {
+            Ok(chunk) => Some((chunk?.map_err(io::Error::other), Some(rest))),
+            Err(_) => Some((Err(io::Error::new(io::ErrorKind::TimedOut, LATE)), None)),
+        }
+    }))
+}
+
+/// Reads the whole body of a request for a route, or answers that it is too large or late.
+pub(crate) async fn read_whole(State(bytes_max): State<usize>, request: Request, next: Next) -> Response {
     let (parts, body) = request.into_parts();
-    let options = &guard.options;
-    let length = parts.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
-    let too_large = || error_response(StatusCode::PAYLOAD_TOO_LARGE, "the body is too large");
-    if length.is_some_and(|length: u64| length > options.body_bytes_max as u64) {
-        return too_large();
-    }
-    // The body is read here, where its time and size are bounded.
-    match tokio::time::timeout(options.body_timeout, to_bytes(body, options.body_bytes_max)).await {
-        Ok(Ok(body)) => next.run(Request::from_parts(parts, Body::from(body))).await,
-        Ok(Err(_)) => too_large(),
-        Err(_) => error_response(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time"),
+    match Limited::new(body, bytes_max).collect().await {
+        Ok(body) => next.run(Request::from_parts(parts, Body::from(body.to_bytes()))).await,
+        Err(error) if error.is::<LengthLimitError>() => {
+            error_response(StatusCode::PAYLOAD_TOO_LARGE, "the body is too large")
+        }
+        Err(_) => error_response(StatusCode::REQUEST_TIMEOUT, LATE),
     }
 }
 

@@ -47,7 +47,7 @@ pub struct HttpOptions {
     pub hosts: Vec<String>,
     /// Web pages that may call, as `https://example.com`.
     pub origins: Vec<String>,
-    /// The maximal size of a request's body, in bytes.
+    /// The maximal size of a request's body, in bytes. A route with unread bodies has a limit of its own.
     pub body_bytes_max: usize,
     /// The maximal number of connections.
     pub connections_max: usize,
@@ -117,6 +117,20 @@ impl HttpServer {
     /// Adds a route behind the guard. Each request carries an `Arc<Caller>` among its extensions, and its whole body.
     #[must_use]
     pub fn route<F, R, A>(mut self, path: &str, answer: F) -> Self
+    where
+        F: Fn(Request) -> R + Clone + Send + Sync + 'static,
+        R: Future<Output = A> + Send,
+        A: IntoResponse + 'static,
+    {
+        let whole = axum::middleware::from_fn_with_state(self.options.body_bytes_max, guard::read_whole);
+        self.routes = self.routes.route(path, any(answer).layer(whole));
+        self
+    }
+
+    /// Adds a route behind the guard that reads bodies itself and must limit their size. Reading fails when
+    /// `body_timeout` is over.
+    #[must_use]
+    pub fn route_with_unread_body<F, R, A>(mut self, path: &str, answer: F) -> Self
     where
         F: Fn(Request) -> R + Clone + Send + Sync + 'static,
         R: Future<Output = A> + Send,

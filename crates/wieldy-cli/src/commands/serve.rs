@@ -41,7 +41,12 @@ pub(crate) fn run(
         }
         let servers = upstreams::open(config, environment, &executor)?;
         let ready = CancellationToken::new();
-        let options = ServerOptions { ask: !args.serving.yes, ready: Some(ready.clone()), ..config.serve.mcp.clone() };
+        let options = ServerOptions {
+            ask: !args.serving.yes,
+            ready: Some(ready.clone()),
+            message_bytes_max: config.serve.body_bytes_max,
+            ..config.serve.mcp.clone()
+        };
         let door = serve(options, config, server, &executor, printer);
         let door = upstreams::beside(door, &servers, config.mcp.list_wait, &ready, printer);
         let ended = log::with_events(&config.log, &executor, door).await;
@@ -60,7 +65,7 @@ async fn serve(
 ) -> Result<Exit, Failure> {
     let endpoint = Server::new(executor.clone(), options).http();
     let mcp = endpoint.clone();
-    let server = server.route("/mcp", move |request| {
+    let server = server.route_with_unread_body("/mcp", move |request| {
         let mcp = mcp.clone();
         async move { mcp.handle(request).await }
     });

@@ -74,22 +74,19 @@ async fn refuse(
     Ok(convert::call_result(result, client.is_modern).into())
 }
 
-/// Refuses a call whose message was too large to be parsed. The call is recorded, unless it is of one of our own tools.
+/// Refuses and records a call whose message was too large to be parsed.
 pub(crate) async fn refuse_oversized(
     shared: &Shared,
     caller: &Arc<Caller>,
     tool: &str,
     told: &str,
-    client: &PeerClient,
+    is_modern: bool,
 ) -> CallResult {
     let advice = "write large values to a file in the workspace, and pass its path";
     let error = CallError::new(Code::ValidationFailed, told).suggest(advice);
-    if MetaTool::named(tool, shared, caller).is_some() {
-        return Ok(convert::refusal(&error).into());
-    }
     let call = Call::new(tool, Value::Null).by(Arc::clone(caller));
     let result = shared.executor.refuse_unread(call, error).await;
-    Ok(convert::call_result(result, client.is_modern).into())
+    Ok(convert::call_result(result, is_modern).into())
 }
 
 /// Continues a call with the answer to its question.

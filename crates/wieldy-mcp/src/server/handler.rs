@@ -121,7 +121,8 @@ impl ServerHandler for ConnectionHandler {
         let caller = self.caller(&context)?;
         let client = PeerClient::of(&context, &self.shared.options);
         if let Some(oversized) = context.extensions.get::<OversizedCall>() {
-            return call::refuse_oversized(&self.shared, &caller, &params.name, &oversized.message, &client).await;
+            let told = &oversized.message;
+            return call::refuse_oversized(&self.shared, &caller, &params.name, told, client.is_modern).await;
         }
         call::answer(&self.shared, &caller, params, &client).await
     }

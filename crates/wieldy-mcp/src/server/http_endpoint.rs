@@ -12,14 +12,14 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes, BytesMut};
 use futures_util::future::BoxFuture;
 use http::header::ACCEPT;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use http_body::Body;
 use http_body_util::combinators::BoxBody;
-use http_body_util::{BodyExt, Full, Limited};
+use http_body_util::{BodyExt, Full};
 use rmcp::model::{ClientCapabilities, ClientJsonRpcMessage};
 use rmcp::transport::streamable_http_server::session::never::NeverSessionManager;
 use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
@@ -32,9 +32,10 @@ use wieldy_core::Caller;
 use super::handler::{CallerSource, ConnectionHandler};
 use super::http_tools_call::{self, ClientMessage};
 use super::pending::Refused;
+use super::scan::Scan;
 use super::session::Session;
 use super::stream::{EventId, StreamReader, ToolChanges};
-use super::{Server, Shared, batch, stdio};
+use super::{Server, Shared, batch, call, stdio};
 
 /// The header of the session id.
 pub(crate) const SESSION: &str = "mcp-session-id";
@@ -42,6 +43,8 @@ pub(crate) const SESSION: &str = "mcp-session-id";
 const LAST_EVENT: &str = "last-event-id";
 /// The longest time to finish open responses when the server stops.
 const ANSWERING_PATIENCE: Duration = Duration::from_secs(5);
+/// The number of times that a body is longer than a message can be before it is no longer scanned for its id and tool.
+const SCANNED_TIMES: usize = 16;
 /// Maximum number of sessions.
 const SESSIONS_MAX: usize = 1000;
 
@@ -127,8 +130,9 @@ impl Endpoint {
             Method::POST => {
                 let token = self.open_requests.token();
                 let (parts, body) = request.into_parts();
-                let Some(body) = read(body, self.shared.options.message_bytes_max).await else {
-                    return plain_text(StatusCode::PAYLOAD_TOO_LARGE, "the body is too large");
+                let body = match read(body, self.shared.options.message_bytes_max).await {
+                    Ok(body) => body,
+                    Err(unread) => return Box::pin(self.refuse_unread(&parts, caller, session, unread)).await,
                 };
                 let answer = match session {
                     Some(session) if session.allows_batches && body.trim_ascii_start().starts_with(b"[") => {
@@ -199,6 +203,32 @@ impl Endpoint {
             _ => {}
         }
         self.by_rmcp(Request::from_parts(parts, Full::new(body))).await
+    }
+
+    /// Answers a request whose body is not parsed. A call that is too large is recorded and gets a result, as over
+    /// stdio.
+    async fn refuse_unread(
+        &self,
+        parts: &Parts,
+        caller: Arc<Caller>,
+        session: Option<Arc<Session>>,
+        body: UnreadBody,
+    ) -> HttpResponse {
+        let scan = match body {
+            UnreadBody::TooLarge(scan) => scan,
+            UnreadBody::Broken(error) => return plain_text(StatusCode::REQUEST_TIMEOUT, error),
+        };
+        let needs_session = http_tools_call::has_session_revision(&parts.headers);
+        let (Some(tool), true) = (scan.tool(), session.is_some() || !needs_session) else {
+            return plain_text(StatusCode::PAYLOAD_TOO_LARGE, "the body is too large");
+        };
+        let caller = session.as_ref().map_or(caller, |session| Arc::clone(&session.caller));
+        let told = Scan::complaint(self.shared.options.message_bytes_max);
+        let answer = call::refuse_oversized(&self.shared, &caller, tool, &told, session.is_none()).await;
+        match scan.id() {
+            Some(id) => http_tools_call::call_response(&id, answer, session.is_none()),
+            None => plain_text(StatusCode::PAYLOAD_TOO_LARGE, "the body is too large"),
+        }
     }
 
     /// Passes a request to rmcp. Boxed to keep the future of calls small.
@@ -297,10 +327,43 @@ impl Endpoint {
     }
 }
 
-/// Reads a request's body. Returns `None` if it is too large or breaks off.
-async fn read<B: http_body::Body<Error: std::fmt::Display>>(body: B, bytes_max: usize) -> Option<Bytes> {
-    let whole = Limited::new(body.map_err(|error| error.to_string()), bytes_max).collect().await;
-    whole.ok().map(http_body_util::Collected::to_bytes)
+/// A request body that is not parsed.
+enum UnreadBody {
+    /// It is longer than a message can be. The scan may have found the id and the tool of a call.
+    TooLarge(Box<Scan>),
+    /// It breaks off, or does not arrive in time. Contains the error.
+    Broken(String),
+}
+
+/// Reads a request's body. A body that is too large is scanned further, up to a bound of its own.
+async fn read<B>(body: B, bytes_max: usize) -> Result<Bytes, UnreadBody>
+where
+    B: http_body::Body<Error: std::fmt::Display>,
+{
+    let scanned_max = bytes_max.saturating_mul(SCANNED_TIMES);
+    let mut body = std::pin::pin!(body);
+    let (mut whole, mut scanned, mut scan) = (BytesMut::new(), 0, None::<Box<Scan>>);
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| UnreadBody::Broken(error.to_string()))?;
+        let Ok(mut more) = frame.into_data() else { continue };
+        scanned += more.remaining();
+        if scanned > scanned_max {
+            scan.get_or_insert_default();
+            break;
+        }
+        let more = more.copy_to_bytes(more.remaining());
+        match &mut scan {
+            Some(scan) => scan.push(&more),
+            None => whole.extend_from_slice(&more),
+        }
+        if whole.len() > bytes_max {
+            scan.get_or_insert_default().push(&std::mem::take(&mut whole));
+        }
+    }
+    match scan {
+        Some(scan) => Err(UnreadBody::TooLarge(scan)),
+        None => Ok(whole.freeze()),
+    }
 }
 
 /// Returns the refusal of an invalid message. rmcp would mistake an unparsable message for one of another kind.
@@ -344,8 +407,8 @@ impl Body for TrackedBody {
     }
 }
 
-pub(super) fn plain_text(code: StatusCode, message: &'static str) -> HttpResponse {
-    let mut response = Response::new(Full::new(Bytes::from_static(message.as_bytes())).boxed());
+pub(super) fn plain_text(code: StatusCode, message: impl Into<Bytes>) -> HttpResponse {
+    let mut response = Response::new(Full::new(message.into()).boxed());
     *response.status_mut() = code;
     response
 }

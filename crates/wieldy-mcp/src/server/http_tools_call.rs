@@ -214,7 +214,7 @@ impl DirectCall {
         let begun = session.as_ref().map(|session| session.begin(id.clone(), gone.clone(), requests_max));
         let open_call = match begun.transpose() {
             Ok(open_call) => open_call,
-            Err(why) => return json_response(encode(&id, Err(ErrorData::invalid_request(why, None)), false)),
+            Err(why) => return call_response(&id, Err(ErrorData::invalid_request(why, None)), false),
         };
         let shared = Arc::clone(&endpoint.shared);
         let work = async move {
@@ -337,6 +337,11 @@ fn encode(id: &RequestId, answered: CallResult, is_modern: bool) -> EncodedAnswe
         }
     };
     EncodedAnswer { status, message }
+}
+
+/// Returns the response to a call.
+pub(crate) fn call_response(id: &RequestId, answered: CallResult, is_modern: bool) -> HttpResponse {
+    json_response(encode(id, answered, is_modern))
 }
 
 fn json_response(answer: EncodedAnswer) -> HttpResponse {

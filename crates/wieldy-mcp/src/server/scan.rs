@@ -36,6 +36,11 @@ struct Nesting {
 }
 
 impl Scan {
+    /// Returns the error for a message that is longer than `bytes_max`.
+    pub(super) fn complaint(bytes_max: usize) -> String {
+        format!("a message can have at most {bytes_max} bytes")
+    }
+
     /// Scans the next bytes.
     pub(super) fn push(&mut self, bytes: &[u8]) {
         for byte in bytes {

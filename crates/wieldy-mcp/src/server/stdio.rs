@@ -138,7 +138,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Send + Unpin> StdioTransport<R, W> {
     /// Handles a message that was too long. A call is queued with a mark, so that it is refused and recorded like other
     /// calls.
     fn queue_oversized(&mut self, scan: &Scan) -> Vec<OutputLine> {
-        let refusal = format!("a message can have at most {} bytes", self.bytes_max);
+        let refusal = Scan::complaint(self.bytes_max);
         let (Some(id), Some(tool)) = (scan.id(), scan.tool()) else {
             return vec![Refused::invalid(scan.id(), refusal).into()];
         };

@@ -25,6 +25,7 @@ impl World {
         let mut options = HttpOptions::new("127.0.0.1:0".parse().unwrap());
         change(&mut options);
         let server = HttpServer::bind(options).await.unwrap().route("/who", who);
+        let server = server.route_with_unread_body("/unread", who);
         let (address, stop) = (server.address(), CancellationToken::new());
         let told = stop.clone();
         let served = tokio::spawn(async move { server.serve(told.cancelled(), async {}).await });
@@ -66,8 +67,10 @@ async fn read(mut stream: TcpStream) -> String {
 async fn who(request: Request) -> String {
     let caller = request.extensions().get::<Arc<Caller>>().unwrap().agent.clone();
     let secret = request.headers().get("authorization").is_some();
-    let body = axum::body::to_bytes(request.into_body(), usize::MAX).await.unwrap();
-    format!("{caller}, {} bytes{}", body.len(), if secret { ", and the secret" } else { "" })
+    match axum::body::to_bytes(request.into_body(), usize::MAX).await {
+        Ok(body) => format!("{caller}, {} bytes{}", body.len(), if secret { ", and the secret" } else { "" }),
+        Err(error) => format!("{caller}, {error}"),
+    }
 }
 
 fn two_tokens(options: &mut HttpOptions) {
@@ -154,6 +157,12 @@ async fn bodies_and_heads_have_a_size_and_a_time() {
     assert_eq!(
         world.send(slow).await,
         r#"408 Request Timeout | {"error":{"message":"the body did not arrive in time"}}"#
+    );
+    assert_eq!(world.ask("/unread", &[], "0123456789x").await, "200 OK | local, 11 bytes");
+    assert_eq!(
+        world.send(&slow.replace("/who", "/unread")).await,
+        "200 OK | local, the body did not arrive in time",
+        "the route gets an error and not half a body"
     );
     assert_eq!(world.send("POST /who HTTP/1.1\r\nHost: loc").await, " | ", "half a head is no request");
     world.end().await;

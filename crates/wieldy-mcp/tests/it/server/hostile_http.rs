@@ -7,6 +7,7 @@ use reqwest::{Client, StatusCode};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use wieldy_mcp::server::ServerOptions;
 use wieldy_testkit::{Act, Puppet, World};
 
 use super::http::{Door, MODERN, call};
@@ -70,6 +71,52 @@ async fn invalid_messages_over_http_are_refused() {
         assert_eq!(posted(&door, headers, &call).await, (StatusCode::OK, None));
     }
     world.check();
+}
+
+#[tokio::test]
+async fn a_call_that_is_too_long_over_http_is_refused_by_its_id_and_recorded() {
+    let world = World::new([Puppet::reading("echo", Act::Echo)]);
+    let options = ServerOptions { message_bytes_max: 1000, ..ServerOptions::default() };
+    let door = Door::with(&world.executor, options).await;
+    let session = door.session("ada").await;
+    let in_session = [("mcp-session-id", &*session)];
+    let modern = meta(json!({}));
+    for (headers, meta) in [(&MODERN[..], Some(&modern)), (&in_session, None)] {
+        let of_size = |bytes: usize, tool: &str| {
+            let mut message = call(tool, meta.cloned());
+            (message["id"], message["params"]["arguments"]["text"]) = (json!(7), json!("x".repeat(bytes)));
+            message
+        };
+        let response = door.post("ada", headers, &of_size(10_000, "echo")).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        let told: Value = response.json().await.unwrap();
+        let error = &told["result"]["_meta"]["wieldy/error"];
+        assert_eq!(
+            json!([told["id"], told["result"]["isError"], error["code"], error["message"]]),
+            json!([7, true, "E3002", "a message can have at most 1000 bytes"]),
+            "{told}"
+        );
+        // `tool_call` is our own tool. Its message would name the other tool in the part that nobody reads.
+        let response = door.post("ada", headers, &of_size(10_000, "tool_call")).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        // Such a body is not read to its end, where the method is.
+        let response = door.post("ada", headers, &of_size(1_000_000, "echo")).await;
+        assert_eq!(response.status(), StatusCode::PAYLOAD_TOO_LARGE);
+        let list = json!({"jsonrpc": "2.0", "id": 8, "method": "tools/list", "params": {"cursor": "x".repeat(2000)}});
+        assert_eq!(door.post("ada", headers, &list).await.status(), StatusCode::PAYLOAD_TOO_LARGE);
+    }
+    // Without a session, a client of an older revision is not known.
+    let outside = door.post("ada", &[], &call(&"x".repeat(2000), None)).await;
+    assert_eq!(outside.status(), StatusCode::PAYLOAD_TOO_LARGE);
+    world.check();
+    let ended = world.events().into_iter().filter_map(|event| {
+        let closing = event.body.closing()?;
+        let agent = &event.subject.caller.agent;
+        Some(json!([event.subject.tool, closing.error.as_ref().map(|error| error.code), agent]))
+    });
+    let ended: Vec<Value> = ended.collect();
+    let refused = |tool: &str| json!([tool, "E3002", "ada"]);
+    assert_eq!(ended, [refused("echo"), refused("tool_call"), refused("echo"), refused("tool_call")]);
 }
 
 /// Bodies that end too early.

@@ -44,7 +44,7 @@ impl Door {
             Token::new("token-lesser-ada", lesser),
         ];
         let endpoint = Server::new(executor.clone(), serving).http();
-        let server = HttpServer::bind(options).await.unwrap().route("/mcp", move |request| {
+        let server = HttpServer::bind(options).await.unwrap().route_with_unread_body("/mcp", move |request| {
             let endpoint = endpoint.clone();
             async move { endpoint.handle(request).await }
         });
