@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use jiff::Timestamp;
 use regex::bytes::Regex;
 use serde::{Deserialize, Serialize};
+use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::call::Caller;
@@ -186,17 +187,27 @@ pub struct LineMatch {
     pub text: String,
 }
 
-/// Returns the lines of an artifact that match `pattern`, at most `matches_max`, and true if there are more.
+/// A search for lines of an artifact.
+#[derive(Debug)]
+pub struct Grep<'a> {
+    /// The pattern of the lines.
+    pub pattern: &'a Regex,
+    /// The number of matching lines after which the search ends.
+    pub matches_max: usize,
+    /// The length above which a line is searched in pieces, so that a file without line breaks cannot fill the memory.
+    pub line_bytes_max: usize,
+    /// Ends the search after the current line.
+    pub stop: &'a CancellationToken,
+}
+
+/// Returns the lines of an artifact that match, and true if there may be more.
 pub fn grep(
     store: &dyn Artifacts,
     id: ArtifactId,
     reader: &Caller,
-    pattern: &Regex,
-    matches_max: usize,
+    search: &Grep<'_>,
 ) -> Result<(Vec<LineMatch>, bool), ArtifactError> {
     const PAGE_BYTES: u64 = 1024 * 1024;
-    // A longer line is searched in pieces, so that a file without line breaks cannot fill the memory.
-    const LINE_BYTES_MAX: usize = 4 * 1024 * 1024;
     let mut found = Vec::new();
     let (mut line, mut offset, mut rest) = (1, 0, Vec::new());
     let mut read_at = 0;
@@ -207,21 +218,27 @@ pub fn grep(
         rest.extend_from_slice(&page);
         let mut start = 0;
         while start < rest.len() {
-            let end = rest[start..].iter().position(|byte| *byte == b'\n').map(|at| start + at);
-            if end.is_none() && !last && rest.len() - start < LINE_BYTES_MAX {
+            // One more byte than a line can have: its line break.
+            let piece_max = rest.len().min(start + search.line_bytes_max + 1);
+            let line_break = rest[start..piece_max].iter().position(|byte| *byte == b'\n').map(|at| start + at);
+            if line_break.is_none() && !last && rest.len() - start < search.line_bytes_max {
                 break;
             }
-            let text = &rest[start..end.unwrap_or(rest.len())];
-            if pattern.is_match(text) {
-                if found.len() == matches_max {
+            if search.stop.is_cancelled() {
+                return Ok((found, true));
+            }
+            let end = line_break.unwrap_or(rest.len().min(start + search.line_bytes_max));
+            let text = &rest[start..end];
+            if search.pattern.is_match(text) {
+                if found.len() == search.matches_max {
                     return Ok((found, true));
                 }
                 let text: String = String::from_utf8_lossy(text).chars().take(500).collect();
                 found.push(LineMatch { line, offset, text });
             }
-            let next = end.map_or(rest.len(), |end| end + 1);
+            let next = end + usize::from(line_break.is_some());
             offset += (next - start) as u64;
-            line += u64::from(end.is_some());
+            line += u64::from(line_break.is_some());
             start = next;
         }
         rest.drain(..start);
@@ -361,11 +378,18 @@ mod tests {
         assert_eq!(store.read(id, &ada, 1000, u64::MAX).expect("there"), b"");
         let pattern = Regex::new("two|four").expect("a pattern");
         let line = |line, offset, text: &str| LineMatch { line, offset, text: text.into() };
-        assert_eq!(
-            grep(&store, id, &ada, &pattern, 9).expect("there"),
-            (vec![line(2, 4, "two"), line(3, 8, "three two"), line(4, 18, "four")], false)
-        );
-        assert_eq!(grep(&store, id, &ada, &pattern, 1).expect("there"), (vec![line(2, 4, "two")], true));
+        let grep = |matches_max, line_bytes_max, stop: &CancellationToken| {
+            grep(&store, id, &ada, &Grep { pattern: &pattern, matches_max, line_bytes_max, stop }).expect("there")
+        };
+        let go_on = CancellationToken::new();
+        let all = vec![line(2, 4, "two"), line(3, 8, "three two"), line(4, 18, "four")];
+        assert_eq!(grep(9, 100, &go_on), (all.clone(), false));
+        assert_eq!(grep(9, 9, &go_on), (all, false));
+        assert_eq!(grep(1, 100, &go_on), (vec![line(2, 4, "two")], true));
+        // Pieces of four bytes: `thre`, `e tw`, `o`.
+        assert_eq!(grep(9, 4, &go_on), (vec![line(2, 4, "two"), line(4, 18, "four")], false));
+        go_on.cancel();
+        assert_eq!(grep(9, 100, &go_on), (vec![], true));
     }
 
     #[test]

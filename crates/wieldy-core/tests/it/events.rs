@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use serde_json::json;
+use tokio_util::sync::CancellationToken;
+use wieldy_core::artifact::Grep;
 use wieldy_core::{
     Batch, Body, Call, CallError, Caller, Code, Content, Filter, JournalError, Level, MemoryArtifacts, NotFound,
     Options, Outcome, Run, Seen, Status, Stream, Target, ToolSpec, UsedSandbox, artifact,
@@ -290,7 +292,9 @@ async fn large_answers_go_to_an_artifact_and_their_head_and_tail_come_back() {
     let (store, me) = (world.executor.artifacts(), Caller::local());
     assert_eq!(store.read(id, &me, 0, u64::MAX).unwrap(), whole.as_bytes());
     let pattern = regex::bytes::Regex::new("^line 1234$").unwrap();
-    let (found, more) = artifact::grep(&**store, id, &me, &pattern, 10).unwrap();
+    let stop = &CancellationToken::new();
+    let search = Grep { pattern: &pattern, matches_max: 10, line_bytes_max: 1000, stop };
+    let (found, more) = artifact::grep(&**store, id, &me, &search).unwrap();
     assert_eq!((found.len(), found[0].line, more), (1, 1235, false));
 }
 

@@ -6,10 +6,11 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::json;
-use wieldy_core::artifact::{ArtifactError, ArtifactId, grep};
+use wieldy_core::artifact::{ArtifactError, ArtifactId, Grep, grep};
 use wieldy_core::{CallError, Code, Outcome, Provider, Run, RunError, Tool, ToolSpec};
 
 use super::error::blocking;
+use super::pattern;
 
 const LENGTH_MAX: u64 = 256 * 1024;
 
@@ -115,8 +116,9 @@ fn whole_characters(bytes: &[u8]) -> usize {
 }
 
 fn lines(run: &Run, id: ArtifactId, pattern: &str, limit: usize) -> Result<Outcome, RunError> {
-    let pattern = super::pattern::regex(pattern)?;
-    let (found, cut) = grep(&**run.artifacts(), id, run.caller(), &pattern, limit).map_err(run_error)?;
+    let line_bytes_max = pattern::line_bytes_max(pattern).min(4 * 1024 * 1024);
+    let search = Grep { pattern: &pattern::regex(pattern)?, matches_max: limit, line_bytes_max, stop: run.stop() };
+    let (found, cut) = grep(&**run.artifacts(), id, run.caller(), &search).map_err(run_error)?;
     let mut lines: Vec<String> = found.iter().map(|found| format!("{}:{}", found.line, found.text)).collect();
     if lines.is_empty() {
         lines.push("no matches".to_owned());

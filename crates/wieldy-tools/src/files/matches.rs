@@ -7,7 +7,7 @@ use grep_searcher::{Searcher, Sink, SinkContext, SinkContextKind, SinkFinish, Si
 use serde_json::{Value, json};
 use wieldy_core::Outcome;
 
-use super::text;
+use super::{pattern, text};
 
 /// Maximum length of a line. A longer line is cut.
 const LINE_BYTES_MAX: usize = 500;
@@ -26,6 +26,8 @@ pub(crate) struct Matches {
     matches_left: usize,
     /// The number of files that could not be searched.
     pub(crate) skipped: usize,
+    /// The length of the longest line that can be searched.
+    line_bytes_max: usize,
     /// True if some files were not reached.
     pub(crate) unfinished: bool,
     /// The limit that kept the search from some files.
@@ -33,13 +35,14 @@ pub(crate) struct Matches {
 }
 
 impl Matches {
-    pub(crate) fn new(limit: usize) -> Self {
+    pub(crate) fn new(limit: usize, line_bytes_max: usize) -> Self {
         Self {
             text: String::new(),
             matches: Vec::new(),
             count: 0,
             matches_left: limit,
             skipped: 0,
+            line_bytes_max,
             unfinished: false,
             left_out: None,
         }
@@ -96,7 +99,11 @@ impl Matches {
             text.push_str(&format!("[{left_out}]\n"));
         }
         if self.skipped > 0 {
-            text.push_str(&format!("[{} files could not be searched]\n", self.skipped));
+            let why = match self.line_bytes_max {
+                pattern::LINE_BYTES_MAX => String::new(),
+                bytes => format!("; with so large a pattern, no line may have more than {bytes} bytes"),
+            };
+            text.push_str(&format!("[{} files could not be searched{why}]\n", self.skipped));
         }
         text.pop();
         let structured = json!({ "matches": self.matches, "count": self.count, "cut": cut });

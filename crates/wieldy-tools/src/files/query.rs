@@ -10,10 +10,11 @@ use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use wieldy_core::artifact::grep;
+use wieldy_core::artifact::{Grep, grep};
 use wieldy_core::{ArtifactInfo, Confinement, Outcome, Run, RunError, Tool, ToolSpec, parse_since};
 
 use super::error::{FileError, blocking};
+use super::pattern::LINE_BYTES_MAX;
 use super::search::Stoppable;
 use super::spelling::PatternKind;
 use super::walk::{WalkEntry, WalkOptions};
@@ -244,7 +245,8 @@ fn artifacts(
         }
         if let Some(pattern) = &pattern {
             // The artifact may have been removed meanwhile.
-            let found = grep(store, id, run.caller(), pattern, 1);
+            let search = Grep { pattern, matches_max: 1, line_bytes_max: 4 * 1024 * 1024, stop: run.stop() };
+            let found = grep(store, id, run.caller(), &search);
             if found.map_or(true, |(lines, _)| lines.is_empty()) {
                 continue;
             }
@@ -290,7 +292,7 @@ fn search_text(entry: &WalkEntry, matcher: &RegexMatcher, run: &Run) -> TextSear
         Ok(false)
     });
     let reader = Stoppable { reader: file, stop: run.stop() };
-    match search::searcher(0).search_reader(matcher, reader, sink) {
+    match search::searcher(0, LINE_BYTES_MAX).search_reader(matcher, reader, sink) {
         Err(_) => TextSearch::Unreadable,
         Ok(()) if is_found => TextSearch::Found,
         Ok(()) => TextSearch::NotFound,

@@ -18,13 +18,11 @@ use wieldy_core::{Confinement, Outcome, Run, RunError, Tool, ToolSpec};
 
 use super::error::{FileError, blocking};
 use super::matches::{FileSink, Matches};
+use super::pattern::LINE_BYTES_MAX;
 use super::spelling::PatternKind;
 use super::walk::WalkOptions;
 use super::workspace::Workspace;
 use super::{glob, pattern};
-
-/// Maximum length of a line, which bounds the memory. A file with a longer line is skipped.
-const LINE_BYTES_MAX: usize = 16 * 1024 * 1024;
 
 /// A tool that searches the files of the workspace.
 pub struct Search {
@@ -117,13 +115,14 @@ impl Tool for Search {
 fn search(workspace: &Workspace, args: &SearchArgs, run: &Run) -> Result<Outcome, FileError> {
     let (stop, guard) = (run.stop(), &workspace.guard(&run.confinement().files));
     let matcher = matcher(args)?;
+    let line_bytes_max = if args.literal { LINE_BYTES_MAX } else { pattern::line_bytes_max(&args.pattern) };
     let wanted = args.glob.as_deref().map(glob::filter).transpose()?;
     let given = workspace.given(&args.path)?;
     let mut search = FileSearch {
         matcher,
-        searcher: searcher(args.context),
+        searcher: searcher(args.context, line_bytes_max),
         stop,
-        matches: Matches::new(args.limit.get() as usize),
+        matches: Matches::new(args.limit.get() as usize, line_bytes_max),
     };
     match workspace.open_file(&given, guard) {
         Ok((file, _)) => search.file(given.relative(), file),
@@ -191,8 +190,8 @@ impl<R: io::Read> io::Read for Stoppable<'_, R> {
     }
 }
 
-/// Returns a searcher that shows this many lines before and after each match.
-pub(super) fn searcher(context: u8) -> Searcher {
+/// Returns a searcher that shows this many lines before and after each match. It fails at a line that is too long.
+pub(super) fn searcher(context: u8, line_bytes_max: usize) -> Searcher {
     let context = usize::from(context.min(20));
     SearcherBuilder::new()
         .line_number(true)
@@ -200,7 +199,7 @@ pub(super) fn searcher(context: u8) -> Searcher {
         .before_context(context)
         .after_context(context)
         .binary_detection(BinaryDetection::quit(0))
-        .heap_limit(Some(LINE_BYTES_MAX))
+        .heap_limit(Some(line_bytes_max))
         .build()
 }
 

@@ -172,3 +172,17 @@ async fn patterns_that_take_much_memory_are_refused_with_the_reason() {
         assert_eq!(world.text("Search", json!({"pattern": pattern})).await, found);
     }
 }
+
+#[tokio::test]
+async fn a_large_pattern_is_not_matched_against_a_long_line() {
+    let world = project();
+    world.put("long.txt", "ab".repeat(2_000_000));
+    let pattern = "[ab]*a[ab]{7000}c|two again";
+    let answer = world.text("Search", json!({"pattern": pattern})).await;
+    let (found, told) = answer.split_once('\n').unwrap();
+    assert_eq!(found, "a.txt:7:two again");
+    let told = told.replace(|c: char| c.is_ascii_digit(), "");
+    assert_eq!(told, "[ files could not be searched; with so large a pattern, no line may have more than  bytes]");
+    let answer = world.text("Search", json!({"pattern": "bab$|two again"})).await;
+    assert_eq!(answer.lines().count(), 2, "{answer}");
+}
