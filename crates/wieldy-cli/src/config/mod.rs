@@ -357,7 +357,8 @@ fn shown(ignored: Vec<(layers::Key, toml::Value)>, path: &Path) -> Vec<Shown> {
 pub(crate) fn without_secret(key: &str, value: &toml::Value) -> toml::Value {
     match value {
         toml::Value::String(url) if key == "history.url" => shown_url(url).into(),
-        toml::Value::String(_) if is_secret(key) || mcp::is_secret(key) => "***".into(),
+        _ if is_secret(key) => "***".into(),
+        toml::Value::String(_) if mcp::is_secret(key) => "***".into(),
         value => value.clone(),
     }
 }
