@@ -17,6 +17,8 @@ impl std::str::FromStr for Cursor {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        text.parse().map(Self).map_err(|_| format!("`{text}` is no cursor: take the one that the last page ended with"))
+        text.parse()
+            .map(Self)
+            .map_err(|_| format!("`{text}` is not a cursor: take the one at the end of the last page"))
     }
 }
