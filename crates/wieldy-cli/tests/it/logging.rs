@@ -48,7 +48,7 @@ fn a_call_is_logged_from_its_arguments_to_its_end() {
 fn lines_in_json_are_an_object_each() {
     let world = World::new()
         .file("a.txt", "one\n")
-        .file("batch.json", r#"[{"id": "x", "tool": "Read", "provider": "builtin", "arguments": {"path": "b.txt"}}]"#);
+        .file("batch.json", r#"[{"id": "x", "tool": "Read", "arguments": {"path": "b.txt"}}]"#);
     let output =
         world.command(&["batch", "batch.json", "--log", "debug", "--set", "log.format=json"]).output().unwrap();
     let common = |level: &str, message: &str, fields: Value| {

@@ -161,7 +161,7 @@ fn flags_set_the_caller_and_keys_select_the_tools() {
     let mut client = Client::start(&world, &flags);
     let told = client.ask(json!({"jsonrpc": "2.0", "id": 1, "method": "tools/list"}));
     let names: Vec<&Value> = told["result"]["tools"].as_array().unwrap().iter().map(|tool| &tool["name"]).collect();
-    assert_eq!(names, ["result_wait", "tool_call", "tool_describe", "tool_search"]);
+    assert_eq!(names, ["batch", "result_wait", "tool_call", "tool_describe", "tool_search"]);
     let answer = client.call(2, "tool_call", json!({"name": "Read", "arguments": {"path": "a.txt"}}));
     assert_eq!(answer["result"]["content"], json!([{"type": "text", "text": "hi"}]));
     client.end();

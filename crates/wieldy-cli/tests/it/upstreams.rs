@@ -256,11 +256,13 @@ fn servers_of_another_client_are_imported_and_their_secrets_kept_apart() {
     mcp.servers.git.env.LEVEL = "***"  # file wieldy.toml
     mcp.servers.hub.headers.Authorization = "***"  # file wieldy.toml
     mcp.servers.hub.url = "https://hub.test/mcp"  # file wieldy.toml
+    serve.mcp.batch = "read-only"  # default
     serve.mcp.categories = []  # default
     serve.mcp.instructions = ""  # default
     serve.mcp.names = []  # default
     serve.mcp.page = 100  # default
     serve.mcp.patience = "45s"  # default
+    serve.mcp.priority-max = "normal"  # default
     serve.mcp.providers = []  # default
     serve.mcp.task-after = "5s"  # default
     serve.mcp.tools = "all"  # default

@@ -345,6 +345,7 @@ mod tests {
             Probed::found("gvisor", format!("found, not yet probed: {}", at("runsc")))
         );
         options.path = world.path().display().to_string();
+        fs::remove_file(world.path().join("runsc")).unwrap();
         assert_eq!(
             installed(&options, Level::Crun, "crun").await,
             Probed::fails(

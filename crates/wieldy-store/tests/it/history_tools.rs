@@ -60,7 +60,7 @@ async fn an_agent_finds_its_own_calls_and_no_others() {
         assert_eq!((&stat["tool"], &stat["count"], &stat["errors"]), (&json!("look"), &json!(1), &json!(0)));
     }
     let nameless = executor.call(Call::new("history_search", json!({})).by(caller("ada", Some("")))).await;
-    assert_eq!(nameless.error.unwrap().code, Code::InvalidInput);
+    assert_eq!(nameless.error.unwrap().code, Code::ValidationFailed);
 }
 
 #[tokio::test]
@@ -221,7 +221,7 @@ async fn logs_and_metrics_are_of_the_caller_alone() {
     for by in [caller("ada", Some("")), by("ada", None, Some(""))] {
         for tool in ["GetLogs", "GetMetrics"] {
             let refused = executor.call(Call::new(tool, json!({})).by(Arc::clone(&by))).await;
-            assert_eq!(refused.error.map(|error| error.code), Some(Code::InvalidInput), "{tool}");
+            assert_eq!(refused.error.map(|error| error.code), Some(Code::ValidationFailed), "{tool}");
         }
     }
 }

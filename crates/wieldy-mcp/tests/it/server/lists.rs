@@ -100,8 +100,11 @@ async fn each_caller_sees_the_tools_of_its_plan() {
     let options = ServerOptions { patience: None, ..ServerOptions::default() };
     let server = Server::new(world.executor.clone(), options);
     let with = |plan: Option<&str>| Caller { plan: plan.map(str::to_owned), ..Caller::local() };
-    for (plan, seen) in [(None, vec!["one", "two"]), (Some("Small"), vec!["one"]), (Some("Teams"), vec!["one", "two"])]
-    {
+    for (plan, seen) in [
+        (None, vec!["batch", "one", "two"]),
+        (Some("Small"), vec!["batch", "one"]),
+        (Some("Teams"), vec!["batch", "one", "two"]),
+    ] {
         let mut wire = Wire::to(&server, with(plan)).initialized(REVISION, json!({})).await;
         assert_eq!(names(&mut wire, None).await.0, seen, "{plan:?}");
         wire.close().await;
