@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 use crate::call::SandboxRef;
 use crate::confinement::{Command, Confinement};
 use crate::event::Body;
-use crate::sandbox::{Breach, Exit, OutputSink, Sandbox, SandboxError, Stream};
+use crate::sandbox::{Denial, Exit, OutputSink, Sandbox, SandboxError, Stream};
 
 /// An output sink that also records an event for each denial.
 pub(crate) struct DenialRecorder<F> {
@@ -33,14 +33,14 @@ impl<F: Fn(Body) + Send + Sync + 'static> DenialRecorder<F> {
     ) -> Result<Exit, SandboxError> {
         let exit = sandbox.execute(command, confinement, Arc::clone(&self) as _, stop).await?;
         // The denials already recorded while the program ran are the first ones of the list.
-        for breach in exit.breaches.iter().skip(self.recorded.load(Ordering::Acquire)) {
-            self.record(&exit.sandbox, breach);
+        for denial in exit.denials.iter().skip(self.recorded.load(Ordering::Acquire)) {
+            self.record(&exit.sandbox, denial);
         }
         Ok(exit)
     }
 
-    fn record(&self, sandbox: &SandboxRef, breach: &Breach) {
-        (self.record)(Body::SandboxViolation { sandbox: sandbox.id.0.clone(), message: breach.to_string() });
+    fn record(&self, sandbox: &SandboxRef, denial: &Denial) {
+        (self.record)(Body::SandboxViolation { sandbox: sandbox.id.0.clone(), message: denial.to_string() });
     }
 }
 
@@ -49,9 +49,9 @@ impl<F: Fn(Body) + Send + Sync + 'static> OutputSink for DenialRecorder<F> {
         self.output.write(stream, bytes);
     }
 
-    fn refused(&self, sandbox: &SandboxRef, breach: &Breach) {
-        self.record(sandbox, breach);
+    fn refused(&self, sandbox: &SandboxRef, denial: &Denial) {
+        self.record(sandbox, denial);
         self.recorded.fetch_add(1, Ordering::AcqRel);
-        self.output.refused(sandbox, breach);
+        self.output.refused(sandbox, denial);
     }
 }

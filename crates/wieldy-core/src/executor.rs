@@ -29,7 +29,7 @@ use crate::footprint::Touches;
 use crate::input::{Input, too_costly};
 use crate::journal::{Claim, Claimed, Receipt};
 use crate::outcome::Outcome;
-use crate::policy::{Entered, Grant};
+use crate::policy::{Authorized, Grant};
 use crate::registry::{NotFound, Registered};
 use crate::resume::outcome_of;
 use crate::run::{Destination, Run};
@@ -99,12 +99,12 @@ impl Executor {
     async fn steps(&self, entry: &Entry, tally: &mut Tally) -> Result<Box<Outcome>, CallError> {
         let (engine, Entry { call, flight, tool, size, .. }) = (&self.inner, entry);
         let tool = tool.as_ref().map_err(NotFound::clone)?; // 1. resolve: only tools that this caller may see
-        let entered = engine.policy.enter(flight.id, &call.caller, &tool.spec)?; // 2. authorize: permissions, plan
+        let authorized = engine.policy.authorize(flight.id, &call.caller, &tool.spec)?; // 2. authorize: permissions, plan
         let terms = self.terms(call, flight, tool)?;
         let walk = Walk { engine, call, flight, tool, terms: &terms };
         let input = walk.validate(*size).await?; // 3. validate
         tally.arguments = Some(Arc::clone(input.shared()));
-        let grant = walk.judge(entered, &input).await?; //   and judge the exact input that will run
+        let grant = walk.judge(authorized, &input).await?; //   and judge the exact input that will run
         let repeated = match walk.recall_by_key(&input).await? {
             Recalled::Answer(outcome) => return tally.recalled(outcome),
             Recalled::Missing(leader) => IdempotencyGuard { leader, flight, tool, ttl: engine.idempotency_ttl },
@@ -162,7 +162,7 @@ impl<'a> Walk<'a> {
             let in_batch = flight.run_in_batch();
             let mut ended = attempt::attempt(ready, &*tool.tool, spec.annotations, &run, flight, clocks).await;
             drop((in_batch, invalidation));
-            self.finish(&mut ended.outcome, &run).await;
+            self.settle(&mut ended.outcome, &run).await;
             drop(slot);
             passage.report(verdict(ended.outcome.failure.as_deref()));
             let Some(error) = &ended.outcome.failure else {
@@ -216,12 +216,12 @@ impl<'a> Walk<'a> {
     }
 
     /// Asks the policy's checks. Meanwhile the call can be cancelled, and its deadline holds.
-    async fn judge(&self, entered: Entered, input: &Input) -> Result<Grant, CallError> {
+    async fn judge(&self, authorized: Authorized, input: &Input) -> Result<Grant, CallError> {
         let policy = &self.engine.policy;
-        if let Some(grant) = policy.unasked(&entered, input) {
+        if let Some(grant) = policy.unasked(&authorized, input) {
             return Ok(grant); // there are no checks
         }
-        let judged = Box::pin(policy.judge(entered, &self.call.caller, &self.tool.spec, input));
+        let judged = Box::pin(policy.judge(authorized, &self.call.caller, &self.tool.spec, input));
         Ok(self.unless_stopped(judged).await??)
     }
 
@@ -350,7 +350,7 @@ impl<'a> Walk<'a> {
 
     /// Makes an outcome fit to return: checks it against the output schema, and moves a too large answer to an
     /// artifact.
-    async fn finish(&self, outcome: &mut Outcome, run: &Run) {
+    async fn settle(&self, outcome: &mut Outcome, run: &Run) {
         if let (Some(schema), None) = (&self.tool.output, &outcome.failure) {
             let structured = outcome.structured.as_ref().unwrap_or(&Value::Null);
             let misfit = match schema.misfit(structured, Allowance::IN_PLACE) {

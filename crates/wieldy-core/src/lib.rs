@@ -186,7 +186,7 @@ pub use redact::{REDACTED, Redacted};
 pub use registry::{Missing, NotFound, RegisterError, Registered, Registration, Registry, ToolFilter};
 pub use run::{Background, Run};
 pub use sandbox::{
-    Breach, Ended, Enforcement, Enforcer, Exit, Level, OutputSink, Overrun, Sandbox, SandboxChange, SandboxError,
+    Denial, Ended, Enforcement, Enforcer, Exit, Level, OutputSink, Overrun, Sandbox, SandboxChange, SandboxError,
     SandboxId, SandboxStatus, Stream, Usage,
 };
 pub use schema::SchemaError;

@@ -1,6 +1,6 @@
 //! Authorization: decides whether this caller may make this call with these arguments.
 //!
-//! [`Policy::enter`] checks permissions and the plan, which need no arguments. [`Policy::judge`] then asks each
+//! [`Policy::authorize`] checks permissions and the plan, which need no arguments. [`Policy::judge`] then asks each
 //! [`Check`] about the checked input. The strictest answer wins; a check that fails, panics or times out denies.
 
 use std::collections::BTreeMap;
@@ -137,9 +137,9 @@ impl Default for Policy {
     }
 }
 
-/// The proof that a caller may use a tool at all. Made only by [`Policy::enter`].
+/// The proof that a caller may use a tool at all. Made only by [`Policy::authorize`].
 #[derive(Debug)]
-pub(crate) struct Entered {
+pub(crate) struct Authorized {
     execution: ExecutionId,
 }
 
@@ -273,40 +273,45 @@ impl Policy {
     }
 
     /// Checks the tool's required permissions and the caller's plan, which need no arguments.
-    pub(crate) fn enter(&self, execution: ExecutionId, caller: &Caller, tool: &ToolSpec) -> Result<Entered, Denied> {
+    pub(crate) fn authorize(
+        &self,
+        execution: ExecutionId,
+        caller: &Caller,
+        tool: &ToolSpec,
+    ) -> Result<Authorized, Denied> {
         self.check_tool(caller, tool)?;
         let missing: Vec<String> =
             tool.required_permissions.iter().filter(|name| !caller.permissions.holds(name)).cloned().collect();
         if missing.is_empty() {
-            Ok(Entered { execution })
+            Ok(Authorized { execution })
         } else {
             Err(Denied::Permission { tool: tool.name.clone(), missing })
         }
     }
 
     /// Returns the grant at once if there are no checks to ask.
-    pub(crate) fn unasked(&self, entered: &Entered, input: &Input) -> Option<Grant> {
-        assert_eq!(entered.execution, input.execution(), "a proof belongs to one call");
-        self.checks.is_empty().then_some(Grant { execution: entered.execution, ask: None })
+    pub(crate) fn unasked(&self, authorized: &Authorized, input: &Input) -> Option<Grant> {
+        assert_eq!(authorized.execution, input.execution(), "a proof belongs to one call");
+        self.checks.is_empty().then_some(Grant { execution: authorized.execution, ask: None })
     }
 
     /// Asks every check about the exact arguments that will run.
     pub(crate) async fn judge(
         &self,
-        entered: Entered,
+        authorized: Authorized,
         caller: &Caller,
         tool: &ToolSpec,
         input: &Input,
     ) -> Result<Grant, Denied> {
-        assert_eq!(entered.execution, input.execution(), "a proof belongs to one call");
+        assert_eq!(authorized.execution, input.execution(), "a proof belongs to one call");
         let question = Question { caller, tool, arguments: input.value() };
         let mut strictest = Decision::Allow;
         for check in &self.checks {
             strictest = strictest.max(self.ask(&**check, &question).await);
         }
         match strictest {
-            Decision::Allow => Ok(Grant { execution: entered.execution, ask: None }),
-            Decision::Ask { reason } => Ok(Grant { execution: entered.execution, ask: Some(reason) }),
+            Decision::Allow => Ok(Grant { execution: authorized.execution, ask: None }),
+            Decision::Ask { reason } => Ok(Grant { execution: authorized.execution, ask: Some(reason) }),
             Decision::Deny { rule, reason } => Err(Denied::Rule { rule, reason }),
         }
     }

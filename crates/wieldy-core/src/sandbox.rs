@@ -117,9 +117,9 @@ pub trait OutputSink: Send + Sync {
     /// Receives the next bytes of one stream.
     fn write(&self, stream: Stream, bytes: &[u8]);
 
-    /// Receives a denial, from backends that notice it when it happens. [`Exit::breaches`] lists it too, in this order
+    /// Receives a denial, from backends that notice it when it happens. [`Exit::denials`] lists it too, in this order
     /// and before all denials that are found only at the end.
-    fn refused(&self, _sandbox: &SandboxRef, _breach: &Breach) {}
+    fn refused(&self, _sandbox: &SandboxRef, _breach: &Denial) {}
 }
 
 /// An output stream of a process.
@@ -211,7 +211,7 @@ pub struct Exit {
     /// The limit that it exceeded, if it did.
     pub overrun: Option<Overrun>,
     /// The denials that could be seen.
-    pub breaches: Vec<Breach>,
+    pub denials: Vec<Denial>,
 }
 
 /// A limit that a run exceeded.
@@ -229,7 +229,7 @@ pub struct Overrun {
 
 /// A denial: an access that a process tried and was not allowed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Breach {
+pub enum Denial {
     /// A denied connection.
     Network {
         /// The host.
@@ -250,7 +250,7 @@ pub enum Breach {
     },
 }
 
-impl Breach {
+impl Denial {
     /// The reason of a denied write if the workspace itself is read-only.
     pub const WORKSPACE_IS_READ_ONLY: &'static str =
         "the workspace is read-only on this machine, so it is read-only in the sandbox too";
@@ -261,7 +261,7 @@ impl Breach {
     }
 }
 
-impl fmt::Display for Breach {
+impl fmt::Display for Denial {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Network { host, port, reason, shared } => {

@@ -154,7 +154,7 @@ mod tests {
     fn ran(written_bytes: u64, files_made: u64, overrun: Option<Overrun>) -> Ran {
         let sandbox = SandboxRef { id: SandboxId("s".into()), level: Level::Native };
         let usage = Usage { written_bytes, ..Usage::default() };
-        Ran { exit: Exit { ended: Ended::Code(0), usage, sandbox, overrun, breaches: Vec::new() }, files_made }
+        Ran { exit: Exit { ended: Ended::Code(0), usage, sandbox, overrun, denials: Vec::new() }, files_made }
     }
 
     fn session(name: &str) -> Place {

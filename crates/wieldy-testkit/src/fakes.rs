@@ -221,7 +221,7 @@ impl Sandbox for FakeSandbox {
         Box::pin(async move {
             output.write(Stream::Stdout, command.arguments.join(" ").as_bytes());
             let sandbox = SandboxRef { id: SandboxId("fake".into()), level: Level::None };
-            Ok(Exit { ended: Ended::Code(0), usage: Usage::default(), sandbox, overrun: None, breaches: Vec::new() })
+            Ok(Exit { ended: Ended::Code(0), usage: Usage::default(), sandbox, overrun: None, denials: Vec::new() })
         })
     }
 }

@@ -647,14 +647,14 @@ async fn each_denial_is_one_event_whether_reported_at_once_or_at_the_end() {
             output: Arc<dyn wieldy_core::OutputSink>,
             _: tokio_util::sync::CancellationToken,
         ) -> wieldy_core::BoxFuture<'a, Result<wieldy_core::Exit, wieldy_core::SandboxError>> {
-            let breach = |path: &str| wieldy_core::Breach::Filesystem { path: path.into(), reason: "hidden".into() };
+            let denial = |path: &str| wieldy_core::Denial::Filesystem { path: path.into(), reason: "hidden".into() };
             let sandbox = wieldy_core::SandboxRef { id: wieldy_core::SandboxId("s".into()), level: Level::None };
             Box::pin(async move {
-                output.refused(&sandbox, &breach("at-once"));
+                output.refused(&sandbox, &denial("at-once"));
                 output.write(Stream::Stdout, b"between");
                 let (ended, usage) = (wieldy_core::Ended::Code(0), wieldy_core::Usage::default());
-                let breaches = vec![breach("at-once"), breach("at-the-end")];
-                Ok(wieldy_core::Exit { ended, usage, sandbox, overrun: None, breaches })
+                let denials = vec![denial("at-once"), denial("at-the-end")];
+                Ok(wieldy_core::Exit { ended, usage, sandbox, overrun: None, denials })
             })
         }
     }

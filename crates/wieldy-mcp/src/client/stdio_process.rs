@@ -13,7 +13,7 @@ use serde::Deserialize;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use wieldy_core::redact::StreamRedactor;
-use wieldy_core::{Breach, Ended, Exit, Feed, OutputSink, Sandbox, SandboxError, Stdin, Stream};
+use wieldy_core::{Denial, Ended, Exit, Feed, OutputSink, Sandbox, SandboxError, Stdin, Stream};
 
 use super::settings::Program;
 
@@ -165,12 +165,12 @@ impl ServerOutput {
         let mut stdout = self.stdout();
         stdout.lines = None;
         let refused = exit.as_ref().ok().and_then(|exit| {
-            exit.breaches.iter().find_map(|breach| match breach {
-                Breach::Network { host, port, .. } => {
+            exit.denials.iter().find_map(|denial| match denial {
+                Denial::Network { host, port, .. } => {
                     let port = port.map(|port| format!(":{port}")).unwrap_or_default();
                     Some(format!("; wieldy's setting `network` blocked `{host}{port}`"))
                 }
-                Breach::Filesystem { .. } => None,
+                Denial::Filesystem { .. } => None,
             })
         });
         let how = match (stdout.fault, exit) {

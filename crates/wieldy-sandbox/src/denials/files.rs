@@ -10,7 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-use wieldy_core::{Breach, Command, Confinement, Ended, OutputSink, Stream};
+use wieldy_core::{Command, Confinement, Denial, Ended, OutputSink, Stream};
 
 use super::network;
 use crate::supervise::supervisor::DEFAULT_PATH;
@@ -21,7 +21,7 @@ use crate::view::plan::{Step, host, without_dots};
 /// The number of bytes at the end of the output that are searched.
 const TAIL_BYTES: usize = 4 * 1024;
 
-/// The maximum number of breaches found in a command's output. Only the last ones are reported, which are the nearest
+/// The maximum number of denials found in a command's output. Only the last ones are reported, which are the nearest
 /// to its end.
 const BREACHES_MAX: usize = 4;
 
@@ -55,15 +55,15 @@ impl<'a> FileDenials<'a> {
         Self { output, stdout: Mutex::default(), stderr: Mutex::default() }
     }
 
-    /// Returns the breaches of a command that ended like this: accesses that the plan of its sandbox or its network
+    /// Returns the denials of a command that ended like this: accesses that the plan of its sandbox or its network
     /// refused.
-    pub(crate) fn breaches(
+    pub(crate) fn denials(
         self,
         ended: Ended,
         command: &Command,
         confinement: &Confinement,
         steps: &[Step],
-    ) -> Vec<Breach> {
+    ) -> Vec<Denial> {
         let code = match ended {
             Ended::Code(code) if code != 0 => code,
             Ended::Code(_) | Ended::Signal(_) => return Vec::new(),
@@ -72,9 +72,9 @@ impl<'a> FileDenials<'a> {
         let workspace = confinement.workspace.canonicalize().unwrap_or_else(|_| confinement.workspace.clone());
         let search = command.environment.get("PATH").map_or(DEFAULT_PATH, String::as_str);
         let place = Place { workspace: &workspace, folder: &workspace.join(&command.folder), steps, code, search };
-        let mut breaches = place.breaches(&text);
-        breaches.extend(network::breaches(&text, &confinement.network));
-        breaches.split_off(breaches.len().saturating_sub(BREACHES_MAX))
+        let mut denials = place.denials(&text);
+        denials.extend(network::denials(&text, &confinement.network));
+        denials.split_off(denials.len().saturating_sub(BREACHES_MAX))
     }
 
     /// Returns the end of stderr, or of stdout if stderr is empty (on a terminal, or if both are one stream).
@@ -124,18 +124,18 @@ struct Place<'a> {
 }
 
 impl Place<'_> {
-    fn breaches(&self, text: &str) -> Vec<Breach> {
-        let mut breaches: Vec<Breach> = Vec::new();
-        for breach in error_lines(text).into_iter().filter_map(|line| self.breach(&line)) {
-            if !breaches.contains(&breach) {
-                breaches.push(breach);
+    fn denials(&self, text: &str) -> Vec<Denial> {
+        let mut denials: Vec<Denial> = Vec::new();
+        for denial in error_lines(text).into_iter().filter_map(|line| self.denial(&line)) {
+            if !denials.contains(&denial) {
+                denials.push(denial);
             }
         }
-        breaches
+        denials
     }
 
-    /// Returns the breach that an error line is about, if the plan is the reason.
-    fn breach(&self, line: &ErrorLine<'_>) -> Option<Breach> {
+    /// Returns the denial that an error line is about, if the plan is the reason.
+    fn denial(&self, line: &ErrorLine<'_>) -> Option<Denial> {
         if line.path.len() > PATH_BYTES_MAX {
             return None;
         }
@@ -169,7 +169,7 @@ impl Place<'_> {
         let reason = is_refused.then(|| self.reason(&access_to, &path))??;
         let path =
             path.strip_prefix(self.workspace).ok().filter(|inner| !inner.as_os_str().is_empty()).unwrap_or(&path);
-        Some(Breach::Filesystem { path: shown(&path.to_string_lossy()), reason: reason.into() })
+        Some(Denial::Filesystem { path: shown(&path.to_string_lossy()), reason: reason.into() })
     }
 
     /// Returns the reason why the plan refuses a path.
@@ -178,21 +178,21 @@ impl Place<'_> {
             |access_to: &PathAccess| matches!(access_to, PathAccess::ReadOnly { why: ReadOnly::Mounted, .. });
         let is_of_workspace = is_mounted(access) && path.starts_with(self.workspace);
         if is_of_workspace && is_mounted(&access_to(self.steps, self.workspace)) {
-            return Some(Breach::WORKSPACE_IS_READ_ONLY);
+            return Some(Denial::WORKSPACE_IS_READ_ONLY);
         }
         reason(access)
     }
 
-    /// Returns the breach of a command that did not find a program, if the host has it and the sandbox does not show
+    /// Returns the denial of a command that did not find a program, if the host has it and the sandbox does not show
     /// it.
-    fn missing_program(&self, name: &str) -> Option<Breach> {
+    fn missing_program(&self, name: &str) -> Option<Denial> {
         let found = on_host(name, self.search)?;
         let real = found.canonicalize().unwrap_or_else(|_| found.clone());
         // The host's program may be in a folder that is private in the sandbox.
         let is_shown =
             |path: &Path| access_to(self.steps, path) != PathAccess::Hidden && host(self.steps, path).is_some();
         let path = [found, real].into_iter().find(|path| !is_shown(path))?;
-        Some(Breach::Filesystem { path: shown(&path.to_string_lossy()), reason: NOT_SHOWN.into() })
+        Some(Denial::Filesystem { path: shown(&path.to_string_lossy()), reason: NOT_SHOWN.into() })
     }
 }
 

@@ -14,7 +14,7 @@ use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use wieldy_core::{Breach, Network, OutputSink, SandboxRef};
+use wieldy_core::{Denial, Network, OutputSink, SandboxRef};
 
 use crate::proxy::{self, Allowed, Proxy, Refusal};
 
@@ -40,7 +40,7 @@ const NAME_BYTES_MAX: usize = 253;
 const UNNAMED: &str = "a host without a name";
 
 /// Returns the hosts that a failed command could not reach because of its network, by its error output.
-pub(crate) fn breaches(text: &str, network: &Network) -> Vec<Breach> {
+pub(crate) fn denials(text: &str, network: &Network) -> Vec<Denial> {
     let reason = match network {
         Network::None => "no-network",
         Network::Hosts(_) => "not-by-the-proxy",
@@ -52,8 +52,8 @@ pub(crate) fn breaches(text: &str, network: &Network) -> Vec<Breach> {
         hosts.retain(|host| host != UNNAMED);
     }
     hosts.dedup();
-    let breach = |host| Breach::Network { host, port: None, reason: reason.into(), shared: false };
-    hosts.into_iter().map(breach).collect()
+    let denial = |host| Denial::Network { host, port: None, reason: reason.into(), shared: false };
+    hosts.into_iter().map(denial).collect()
 }
 
 /// Returns the host that a line reports as unreachable, if it does.
@@ -101,7 +101,7 @@ struct Running {
 
 struct Listener {
     output: Arc<dyn OutputSink>,
-    breaches: Vec<Breach>,
+    denials: Vec<Denial>,
 }
 
 /// A running command, to which refusals are reported until this is dropped.
@@ -120,7 +120,7 @@ impl ProxyDenials {
         let mut running = self.running();
         running.begun += 1;
         let number = running.begun;
-        running.commands.insert(number, Listener { output: Arc::clone(output), breaches: Vec::new() });
+        running.commands.insert(number, Listener { output: Arc::clone(output), denials: Vec::new() });
         DenialListener { proxy_denials: self, number }
     }
 
@@ -129,10 +129,10 @@ impl ProxyDenials {
         let mut running = self.running();
         let Refusal { host, port, reason } = refusal;
         let shared = running.commands.len() > 1;
-        let breach = Breach::Network { host, port: Some(port), reason: reason.as_str().into(), shared };
-        for listener in running.commands.values_mut().filter(|listener| listener.breaches.len() < BREACHES_MAX) {
-            listener.output.refused(&self.sandbox, &breach);
-            listener.breaches.push(breach.clone());
+        let denial = Denial::Network { host, port: Some(port), reason: reason.as_str().into(), shared };
+        for listener in running.commands.values_mut().filter(|listener| listener.denials.len() < BREACHES_MAX) {
+            listener.output.refused(&self.sandbox, &denial);
+            listener.denials.push(denial.clone());
         }
     }
 
@@ -153,12 +153,12 @@ pub(crate) fn serve(listener: OwnedFd, allowed: Allowed, proxy_denials: &Arc<Pro
 
 impl DenialListener<'_> {
     /// Returns all refusals so far.
-    pub(crate) fn breaches(&self) -> Vec<Breach> {
+    pub(crate) fn denials(&self) -> Vec<Denial> {
         self.proxy_denials
             .running()
             .commands
             .get(&self.number)
-            .map(|listener| listener.breaches.clone())
+            .map(|listener| listener.denials.clone())
             .unwrap_or_default()
     }
 }
@@ -174,8 +174,8 @@ mod tests {
     use super::*;
 
     fn hosts(text: &str) -> Vec<String> {
-        let breaches = breaches(text, &Network::None);
-        breaches.iter().map(ToString::to_string).collect()
+        let denials = denials(text, &Network::None);
+        denials.iter().map(ToString::to_string).collect()
     }
 
     #[test]
@@ -208,8 +208,8 @@ mod tests {
             assert_eq!(hosts(text), Vec::<String>::new(), "{text}");
         }
         let line = "curl: (6) Could not resolve host: a.example";
-        assert_eq!(breaches(line, &Network::Open), Vec::new());
-        let told = breaches(line, &Network::Hosts(vec!["b.example".into()]));
+        assert_eq!(denials(line, &Network::Open), Vec::new());
+        let told = denials(line, &Network::Hosts(vec!["b.example".into()]));
         assert_eq!(told[0].to_string(), "network: a.example: not-by-the-proxy");
     }
 }

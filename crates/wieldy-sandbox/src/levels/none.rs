@@ -78,7 +78,7 @@ impl Unconfined {
             put_back(&self.idle, left);
         }
         let RunOutcome { ended, report, .. } = outcome?;
-        Ok(Exit { ended, usage: measured(&report), sandbox: next_sandbox(), overrun: None, breaches: Vec::new() })
+        Ok(Exit { ended, usage: measured(&report), sandbox: next_sandbox(), overrun: None, denials: Vec::new() })
     }
 
     async fn take(&self) -> std::io::Result<HostSupervisor> {

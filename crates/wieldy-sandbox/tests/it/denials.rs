@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 
-use wieldy_core::{Breach, Command, Ended, FileRules, Level, Mount, Place, Terminal};
+use wieldy_core::{Command, Denial, Ended, FileRules, Level, Mount, Place, Terminal};
 
 use crate::escape::arena::Arena;
 use crate::world::Printed;
@@ -65,8 +65,8 @@ fn furnished(mut arena: Arena) -> Arena {
     arena
 }
 
-fn breach(path: &str, reason: &str) -> Breach {
-    Breach::Filesystem { path: path.into(), reason: reason.into() }
+fn denial(path: &str, reason: &str) -> Denial {
+    Denial::Filesystem { path: path.into(), reason: reason.into() }
 }
 
 async fn denials_by_the_plan_are_reported_with_their_rule(arena: Arena) {
@@ -98,11 +98,11 @@ async fn denials_by_the_plan_are_reported_with_their_rule(arena: Arena) {
     ] {
         let ran = arena.run_in(&session, script).await.unwrap();
         assert!(matches!(ran.exit.ended, Ended::Code(1..)), "{script}: {ran:?}");
-        assert_eq!(ran.exit.breaches, [breach(path, reason)], "{script}: {ran:?}");
+        assert_eq!(ran.exit.denials, [denial(path, reason)], "{script}: {ran:?}");
     }
     let all = "for name in a b c d e f; do touch /etc/$name; done; for name in a b c d e f; do touch /etc/$name; done; exit 3";
     let ran = arena.run_in(&arena.confinement, all).await.unwrap();
-    assert_eq!(ran.exit.breaches, ["c", "d", "e", "f"].map(|name| breach(&format!("/etc/{name}"), SYSTEM)));
+    assert_eq!(ran.exit.denials, ["c", "d", "e", "f"].map(|name| denial(&format!("/etc/{name}"), SYSTEM)));
 }
 
 async fn ordinary_failures_of_a_command_are_no_breaches(arena: Arena) {
@@ -130,18 +130,18 @@ async fn ordinary_failures_of_a_command_are_no_breaches(arena: Arena) {
     ] {
         let ran = arena.run_in(&session, script).await.unwrap();
         assert!(!matches!(ran.exit.ended, Ended::Code(0)), "{script}: {ran:?}");
-        assert_eq!(ran.exit.breaches, [], "{script}: {ran:?}");
+        assert_eq!(ran.exit.denials, [], "{script}: {ran:?}");
         let _ = fs::set_permissions(arena.workspace.join("closed"), fs::Permissions::from_mode(0o700));
     }
-    // A command that succeeds has no breach either.
+    // A command that succeeds has no denial either.
     let fine = arena.run_in(&session, "touch /etc/new; cat .env; true").await.unwrap();
     assert!(fine.stderr.contains("/etc/new") && fine.stderr.contains(".env"), "{fine:?}");
-    assert_eq!((fine.exit.ended, fine.exit.breaches), (Ended::Code(0), vec![]));
+    assert_eq!((fine.exit.ended, fine.exit.denials), (Ended::Code(0), vec![]));
     let file = "/etc/.pwd.lock";
     if fs::metadata(file).is_ok_and(|found| found.permissions().mode() & 0o777 == 0o600) {
         let ran = arena.run_in(&session, &format!("cat {file}")).await.unwrap();
         assert!(ran.stderr.ends_with("Permission denied\n"), "{ran:?}");
-        assert_eq!((ran.exit.ended, ran.exit.breaches), (Ended::Code(1), vec![]));
+        assert_eq!((ran.exit.ended, ran.exit.denials), (Ended::Code(1), vec![]));
     }
 }
 
@@ -159,24 +159,24 @@ async fn on_a_terminal_it_is_seen_as_well(arena: Arena) {
     let printed = Arc::<Printed>::default();
     let (confinement, stop) = (arena.confinement(Place::Own), Default::default());
     let exit = arena.sandbox.execute(&command, &confinement, printed.clone(), stop).await.unwrap();
-    assert_eq!((exit.ended, exit.breaches), (Ended::Code(4), vec![breach("/etc/new", SYSTEM)]), "{}", printed.stdout());
+    assert_eq!((exit.ended, exit.denials), (Ended::Code(4), vec![denial("/etc/new", SYSTEM)]), "{}", printed.stdout());
     assert_ne!(exit.sandbox.level, Level::None);
 }
 
 async fn whom_a_command_without_a_network_cannot_reach_is_reported(arena: Arena) {
     let refused = |host: &str| {
-        vec![Breach::Network { host: host.into(), port: None, reason: "no-network".into(), shared: false }]
+        vec![Denial::Network { host: host.into(), port: None, reason: "no-network".into(), shared: false }]
     };
     let unnamed = "a host without a name";
     for (script, wanted) in [
         ("python3 -c 'import socket; socket.create_connection((\"example.com\", 80))'", refused(unnamed)),
         ("python3 -c 'import socket; socket.create_connection((\"192.0.2.1\", 80))'", refused(unnamed)),
         ("git ls-remote https://example.com/x", refused("example.com")),
-        // No breach if the command succeeds, or fails for another reason.
+        // No denial if the command succeeds, or fails for another reason.
         ("git ls-remote https://example.com/x; true", vec![]),
         ("python3 -c 'import socket; socket.create_connection((\"127.0.0.1\", 1))'", vec![]),
     ] {
         let ran = arena.run_in(&arena.confinement(Place::Own), script).await.unwrap();
-        assert_eq!(ran.exit.breaches, wanted, "{script}: {ran:?}");
+        assert_eq!(ran.exit.denials, wanted, "{script}: {ran:?}");
     }
 }

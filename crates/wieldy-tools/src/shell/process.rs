@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use wieldy_core::{
-    Breach, CallError, Code, Command, Confinement, Ended, Exit, Outcome, OutputSink, Run, RunError, UsedSandbox,
+    CallError, Code, Command, Confinement, Denial, Ended, Exit, Outcome, OutputSink, Run, RunError, UsedSandbox,
 };
 
 use crate::files::relative;
@@ -35,15 +35,15 @@ pub(super) async fn run_command_into(
     end: impl FnOnce(),
 ) -> Result<Outcome, RunError> {
     check_words(command)?;
-    let Exit { ended, usage, sandbox, overrun, breaches } = run.execute_into(command, output).await?;
+    let Exit { ended, usage, sandbox, overrun, denials } = run.execute_into(command, output).await?;
     end();
     let mut outcome = run.captured();
     outcome.structured = Some(match ended {
         Ended::Code(code) => json!({ "exit_code": code }),
         Ended::Signal(signal) => json!({ "exit_code": null, "signal": signal }),
     });
-    if let (Some(structured), false) = (&mut outcome.structured, breaches.is_empty()) {
-        structured[REFUSED] = breaches.iter().map(ToString::to_string).collect();
+    if let (Some(structured), false) = (&mut outcome.structured, denials.is_empty()) {
+        structured[REFUSED] = denials.iter().map(ToString::to_string).collect();
     }
     outcome.usage = Some(Box::new(usage));
     outcome.sandbox = Some(UsedSandbox::new(sandbox, run.confinement().limits));
@@ -56,7 +56,7 @@ pub(super) async fn run_command_into(
     let failure = match (overrun, failure(&command.program, ended)) {
         (Some(overrun), _) => Some(overrun.error()),
         // A denial that may belong to another command is not the reason for this failure.
-        (None, Some(failure)) => Some(breaches.iter().find(|breach| !breach.is_shared()).map_or(failure, denial_error)),
+        (None, Some(failure)) => Some(denials.iter().find(|denial| !denial.is_shared()).map_or(failure, denial_error)),
         (None, None) => None,
     };
     outcome.failure = failure.map(Box::new);
@@ -64,9 +64,9 @@ pub(super) async fn run_command_into(
 }
 
 /// Returns the error for a denial. A command that failed after a denial most likely failed because of it.
-fn denial_error(breach: &Breach) -> CallError {
-    match breach {
-        Breach::Network { host, port, reason, .. } => {
+fn denial_error(denial: &Denial) -> CallError {
+    match denial {
+        Denial::Network { host, port, reason, .. } => {
             let whom = port.map_or_else(|| host.clone(), |port| format!("{host}:{port}"));
             let message = format!("the command was refused `{whom}`: {reason}");
             let suggestion = match reason.as_str() {
@@ -82,10 +82,10 @@ fn denial_error(breach: &Breach) -> CallError {
                 None => error,
             }
         }
-        Breach::Filesystem { path, reason } => {
+        Denial::Filesystem { path, reason } => {
             let message = format!("the command was refused `{path}`: {reason}");
             let suggestion = match reason.as_str() {
-                Breach::WORKSPACE_IS_READ_ONLY => {
+                Denial::WORKSPACE_IS_READ_ONLY => {
                     "do without it, or write to `/tmp`; a person can make the workspace writable"
                 }
                 _ => "do without it, or work in the workspace and in `/tmp`; an operator can allow more",

@@ -122,8 +122,8 @@ pub(super) fn describe_state(process: &Process, state: &ProcessState) -> (String
                 message = format!("{message}: {}", error.message);
                 structured["error"] = json!(error);
             }
-            if !exit.breaches.is_empty() {
-                structured[REFUSED] = exit.breaches.iter().map(ToString::to_string).collect();
+            if !exit.denials.is_empty() {
+                structured[REFUSED] = exit.denials.iter().map(ToString::to_string).collect();
             }
             (message, structured)
         }

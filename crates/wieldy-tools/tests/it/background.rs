@@ -337,7 +337,7 @@ impl Sandbox for Patient {
             output.write(Stream::Stdout, b"\xa9");
             let sandbox = SandboxRef { id: SandboxId("patient".into()), level: Level::None };
             let (ended, usage) = (Ended::Signal(15), Usage::default());
-            Ok(Exit { ended, usage, sandbox, overrun: None, breaches: Vec::new() })
+            Ok(Exit { ended, usage, sandbox, overrun: None, denials: Vec::new() })
         })
     }
 }

@@ -46,14 +46,14 @@ fn seen_with(code: i32, text: &str) -> Vec<(String, String)> {
     let steps = steps();
     let place =
         Place { workspace: Path::new("/w"), folder: Path::new("/w/sub"), steps: &steps, code, search: "/usr/bin" };
-    let told = |breach| match breach {
-        Breach::Filesystem { path, reason } => (path, reason),
-        Breach::Network { .. } => unreachable!("it is about files"),
+    let told = |denial| match denial {
+        Denial::Filesystem { path, reason } => (path, reason),
+        Denial::Network { .. } => unreachable!("it is about files"),
     };
-    place.breaches(text).into_iter().map(told).collect()
+    place.denials(text).into_iter().map(told).collect()
 }
 
-/// Returns the paths of the breaches found in a text.
+/// Returns the paths of the denials found in a text.
 fn seen(text: &str) -> Vec<String> {
     seen_with(1, text).into_iter().map(|(path, _)| path).collect()
 }
@@ -174,8 +174,8 @@ impl OutputSink for Nowhere {
     fn write(&self, _stream: Stream, _bytes: &[u8]) {}
 }
 
-/// Returns the breaches found in chunks from these streams.
-fn heard_of(streams: &[Stream], chunks: &[&[u8]], ended: Ended) -> Vec<Breach> {
+/// Returns the denials found in chunks from these streams.
+fn heard_of(streams: &[Stream], chunks: &[&[u8]], ended: Ended) -> Vec<Denial> {
     let confinement = Confinement {
         workspace: "/w".into(),
         files: Default::default(),
@@ -197,10 +197,10 @@ fn heard_of(streams: &[Stream], chunks: &[&[u8]], ended: Ended) -> Vec<Breach> {
     for (stream, chunk) in streams.iter().cycle().zip(chunks) {
         scan.write(*stream, chunk);
     }
-    scan.breaches(ended, &command, &confinement, &steps())
+    scan.denials(ended, &command, &confinement, &steps())
 }
 
-fn denials(chunks: &[&[u8]], ended: Ended) -> Vec<Breach> {
+fn denials(chunks: &[&[u8]], ended: Ended) -> Vec<Denial> {
     heard_of(&[Stream::Stderr], chunks, ended)
 }
 
@@ -268,13 +268,13 @@ proptest! {
 
     #[test]
     fn any_output_makes_few_breaches_and_the_plan_confirms_each(said in said(), code in -1..300) {
-        for breach in denials(&[&said], Ended::Code(code)) {
-            let Breach::Filesystem { path, reason } = &breach else { unreachable!("it is about files") };
+        for denial in denials(&[&said], Ended::Code(code)) {
+            let Denial::Filesystem { path, reason } = &denial else { unreachable!("it is about files") };
             prop_assert!(code != 0);
-            prop_assert!(path.len() < TAIL_BYTES && !path.chars().any(char::is_control), "{breach}");
+            prop_assert!(path.len() < TAIL_BYTES && !path.chars().any(char::is_control), "{denial}");
             prop_assert!(!reason.is_empty());
             let access_to = access_to(&steps(), &Path::new("/w").join(path));
-            prop_assert!(access_to != PathAccess::Open, "{breach}");
+            prop_assert!(access_to != PathAccess::Open, "{denial}");
         }
         prop_assert!(denials(&[&said], Ended::Code(code)).len() <= BREACHES_MAX);
     }
@@ -309,13 +309,13 @@ fn a_program_that_the_sandbox_does_not_show_is_named() {
                 format!("sh: 1: {name}: not found\n"),
                 format!("exec: \"{name}\": executable file not found in $PATH\n"),
             ];
-            let told = said.map(|text| place.breaches(&text));
-            assert!(told.iter().all(|breaches| *breaches == told[0]), "{told:?}");
+            let told = said.map(|text| place.denials(&text));
+            assert!(told.iter().all(|denials| *denials == told[0]), "{told:?}");
             told[0].clone()
         };
         let not_shown = |path: Option<PathBuf>| {
             let path = path.map(|path| path.display().to_string());
-            path.map(|path| Breach::Filesystem { path, reason: NOT_SHOWN.into() }).into_iter().collect::<Vec<_>>()
+            path.map(|path| Denial::Filesystem { path, reason: NOT_SHOWN.into() }).into_iter().collect::<Vec<_>>()
         };
         assert_eq!(named("deploy"), not_shown(deploy));
         assert_eq!(named("tool"), not_shown(tool));

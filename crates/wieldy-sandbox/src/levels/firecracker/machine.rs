@@ -17,7 +17,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use wieldy_core::secrets::PROTECTED;
 use wieldy_core::{
-    Breach, Command, Confinement, Ended, Enforcement, Enforcer, Exit, Limit, Network, OutputSink, Place,
+    Command, Confinement, Denial, Ended, Enforcement, Enforcer, Exit, Limit, Network, OutputSink, Place,
     ResourceLimits, SandboxError, SandboxRef, Stream, Usage,
 };
 
@@ -210,13 +210,13 @@ impl Machine {
         }
     }
 
-    fn exit(&self, ended: Ended, usage: Usage, overrun: Option<wieldy_core::Overrun>, breaches: Vec<Breach>) -> Exit {
-        Exit { ended, usage, sandbox: self.record.made().clone(), overrun, breaches }
+    fn exit(&self, ended: Ended, usage: Usage, overrun: Option<wieldy_core::Overrun>, denials: Vec<Denial>) -> Exit {
+        Exit { ended, usage, sandbox: self.record.made().clone(), overrun, denials }
     }
 
     /// Synchronizes the workspaces. If that fails or takes too long, the guest is ended, so that it changes nothing
     /// here after this has returned.
-    async fn sync(&self, mut given_up: Pin<&mut impl Future<Output = ()>>) -> Result<Vec<Breach>, SandboxError> {
+    async fn sync(&self, mut given_up: Pin<&mut impl Future<Output = ()>>) -> Result<Vec<Denial>, SandboxError> {
         let doing = "firecracker: bringing the workspace over";
         let stopped = "the run was stopped, and it was not done in time";
         // The lock comes before the connection: the agent blocks until the client of a connection has sent its order.
@@ -231,7 +231,7 @@ impl Machine {
         let error = tokio::select! {
             biased;
             synced = synced.as_mut() => match synced {
-                Ok(breaches) => return Ok(breaches),
+                Ok(denials) => return Ok(denials),
                 Err(error) => {
                     self.remove().await;
                     return Err(SandboxError::crashed(doing, error));
@@ -281,7 +281,7 @@ impl Live for Machine {
         // A guest does not say which command made a change, so changes of commands that run beside this one are
         // reported here, too.
         let mut given_up = pin!(commands::given_up(stop, Duration::from_millis(order.grace_ms)));
-        let mut breaches = self.sync(given_up.as_mut()).await?;
+        let mut denials = self.sync(given_up.as_mut()).await?;
         let outcome = tokio::select! {
             outcome = commands::run(self.file("vsock"), command, order, &**output, stop, given_up.as_mut()) => outcome,
             () = self.gone.cancelled() => Err(io::Error::other("Firecracker ended")),
@@ -293,7 +293,7 @@ impl Live for Machine {
             // It kept its guest from its work until that was ended with it.
             Err(error) if error.kind() == io::ErrorKind::TimedOut && stop.is_cancelled() => {
                 self.remove().await;
-                let exit = self.exit(Ended::Signal(libc::SIGKILL), Usage::default(), None, breaches);
+                let exit = self.exit(Ended::Signal(libc::SIGKILL), Usage::default(), None, denials);
                 return Ok(Ran { exit, files_made: 0 });
             }
             // The agent says why it cannot say how the command went: the guest is there, only the command's supervisor
@@ -310,15 +310,15 @@ impl Live for Machine {
         let passed =
             report.overrun.map(|(limit, used)| overrun(limit, used, &confinement.limits, &confinement.place_limits));
         match self.sync(given_up).await {
-            Ok(refused) => breaches.extend(refused),
+            Ok(refused) => denials.extend(refused),
             // The limit is the reason, and says more.
             Err(error) if passed.is_some() => {
                 let (path, reason) = (confinement.workspace.display().to_string(), error.to_string());
-                breaches.push(Breach::Filesystem { path, reason });
+                denials.push(Denial::Filesystem { path, reason });
             }
             Err(error) => return Err(error),
         }
-        Ok(Ran { exit: self.exit(how, measured(&report), passed, breaches), files_made: report.files_made })
+        Ok(Ran { exit: self.exit(how, measured(&report), passed, denials), files_made: report.files_made })
     }
 
     async fn end(self: Arc<Self>, _linger: bool) {

@@ -18,7 +18,7 @@ use std::path::Path;
 use rustix::fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Stat, Uid};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
-use wieldy_core::Breach;
+use wieldy_core::Denial;
 
 use self::files::{Aside, Content, contains, is_plain, leads_to, send_content};
 use super::frames::{self, Kind, invalid, shown};
@@ -487,7 +487,7 @@ impl Ours {
     }
 
     /// Synchronizes both sides, and returns the changes of the guest that were refused. Blocks.
-    pub(super) fn sync(&mut self, stream: &mut (impl Read + Write)) -> io::Result<Vec<Breach>> {
+    pub(super) fn sync(&mut self, stream: &mut (impl Read + Write)) -> io::Result<Vec<Denial>> {
         frames::send(stream, Kind::Sync, &[])?;
         let mut now = self.tree.look(self.room.files)?;
         // Bytes that were removed on this side may be added by the guest again.
@@ -521,7 +521,7 @@ impl Ours {
         self.tree.send(stream, &outgoing)?;
         frames::receive(stream)?.expect(Kind::Done)?;
         self.agreed = now;
-        let told = |(path, reason): (String, String)| Breach::Filesystem { path: shown(&path), reason };
+        let told = |(path, reason): (String, String)| Denial::Filesystem { path: shown(&path), reason };
         Ok(refused.into_iter().take(BREACHES_MAX).map(told).collect())
     }
 }

@@ -306,8 +306,8 @@ impl Live for NativeSandbox {
             Err(error) if error.is_crash() => match overrun_of_group(&used, limits, self.record.limits()) {
                 Some(overrun) if overrun.limit == Limit::MemoryBytes => {
                     let (ended, usage) = (Ended::Signal(libc::SIGKILL), usage(Usage::default(), &used));
-                    let (sandbox, breaches) = (self.record.made().clone(), listener.breaches());
-                    let exit = Exit { ended, usage, sandbox, overrun: Some(overrun), breaches };
+                    let (sandbox, denials) = (self.record.made().clone(), listener.denials());
+                    let exit = Exit { ended, usage, sandbox, overrun: Some(overrun), denials };
                     return Ok(Ran { exit, files_made: 0 });
                 }
                 _ => return Err(error),
@@ -319,12 +319,12 @@ impl Live for NativeSandbox {
             None => overrun_of_group(&used, limits, self.record.limits())
                 .filter(|overrun| is_told(overrun, ended, stop.is_cancelled())),
         };
-        let mut breaches = listener.breaches();
+        let mut denials = listener.denials();
         if overrun.is_none() && !stop.is_cancelled() {
-            breaches.extend(file_denials.breaches(ended, command, confinement, &self.steps));
+            denials.extend(file_denials.denials(ended, command, confinement, &self.steps));
         }
         let usage = usage(measured(&report), &used);
-        let exit = Exit { ended, usage, sandbox: self.record.made().clone(), overrun, breaches };
+        let exit = Exit { ended, usage, sandbox: self.record.made().clone(), overrun, denials };
         Ok(Ran { exit, files_made: report.files_made })
     }
 

@@ -111,11 +111,11 @@ impl Container {
             (Err(error), _) => return Err(error),
         };
         let overrun = overrun.filter(|overrun| is_told(overrun, ended, was_stopped));
-        let mut breaches = listener.map(|listener| listener.breaches()).unwrap_or_default();
+        let mut denials = listener.map(|listener| listener.denials()).unwrap_or_default();
         if overrun.is_none() && !stop.is_cancelled() {
-            breaches.extend(file_denials.breaches(ended, command, confinement, &self.dir.steps));
+            denials.extend(file_denials.denials(ended, command, confinement, &self.dir.steps));
         }
-        Ok(Ran { exit: Exit { ended, usage, sandbox: self.made.clone(), overrun, breaches }, files_made })
+        Ok(Ran { exit: Exit { ended, usage, sandbox: self.made.clone(), overrun, denials }, files_made })
     }
 
     /// Runs a command in a cgroup of its own, where the host's kernel sees its processes.

@@ -6,7 +6,7 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use wieldy_core::{Breach, Level, Network, Place};
+use wieldy_core::{Denial, Level, Network, Place};
 
 use super::arena::Arena;
 
@@ -77,11 +77,11 @@ print(u.build_opener(u.ProxyHandler({{'http': '$http_proxy'}})).open('$1').read(
         assert_eq!(asked.load(Ordering::SeqCst) - before, 3);
         let refused: Vec<_> = ran
             .exit
-            .breaches
+            .denials
             .iter()
-            .map(|breach| match breach {
-                Breach::Network { host, port, .. } => (host.as_str(), port.unwrap_or_default()),
-                breach => panic!("{breach:?}"),
+            .map(|denial| match denial {
+                Denial::Network { host, port, .. } => (host.as_str(), port.unwrap_or_default()),
+                denial => panic!("{denial:?}"),
             })
             .collect();
         let wanted = [

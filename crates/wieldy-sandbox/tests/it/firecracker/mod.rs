@@ -10,7 +10,7 @@ use std::sync::Arc;
 use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 use wieldy_core::{
-    Breach, Command, Confinement, Ended, Exit, FileRules, Level, Limit, Mount, Network, OutputSink, Place,
+    Command, Confinement, Denial, Ended, Exit, FileRules, Level, Limit, Mount, Network, OutputSink, Place,
     ResourceLimits, Sandbox, SandboxChange, SandboxError, SandboxId, SandboxStatus, SessionKey,
 };
 use wieldy_sandbox::{Firecracker, FirecrackerOptions, IdleLimits};
@@ -113,7 +113,7 @@ async fn workspace_changes_are_on_the_host_when_the_command_has_ended() {
     fs::write(at("old"), "").unwrap();
     fs::write(at("moved"), "moved").unwrap();
     let exit = world.run().await.unwrap();
-    assert_eq!((exit.ended, exit.sandbox.level, exit.breaches), (Ended::Code(0), Level::Firecracker, vec![]));
+    assert_eq!((exit.ended, exit.sandbox.level, exit.denials), (Ended::Code(0), Level::Firecracker, vec![]));
     assert_eq!(world.printed.stdout(), "from here\n");
     assert_eq!(fs::read_to_string(at("made")).unwrap(), "out\n");
     assert_eq!(fs::read_to_string(at("deep/moved")).unwrap(), "moved");
@@ -138,7 +138,7 @@ async fn a_session_keeps_its_guest_and_sees_changes_made_on_the_host() {
     fs::write(at("new/file"), "new").unwrap();
     let second = driver.beside(&first, "cat file new/file both; ls; rm -r new");
     let exit = second.run().await.unwrap();
-    assert_eq!((exit.ended, exit.breaches), (Ended::Code(0), vec![]));
+    assert_eq!((exit.ended, exit.denials), (Ended::Code(0), vec![]));
     assert_eq!(second.printed.stdout(), "twonewguest\nboth\nfile\nnew\n");
     assert!(!at("new").exists());
     let kept = driver.list();
@@ -184,11 +184,11 @@ async fn hidden_files_never_reach_a_guest_and_protected_files_are_not_changed() 
     let exit = world.run().await.unwrap();
     assert_eq!(world.printed.stdout(), "");
     let mut refused: Vec<_> = exit
-        .breaches
+        .denials
         .iter()
-        .map(|breach| match breach {
-            Breach::Filesystem { path, reason } => (path.as_str(), reason.as_str()),
-            Breach::Network { .. } => panic!("{breach}"),
+        .map(|denial| match denial {
+            Denial::Filesystem { path, reason } => (path.as_str(), reason.as_str()),
+            Denial::Network { .. } => panic!("{denial}"),
         })
         .collect();
     refused.sort_unstable();
@@ -221,7 +221,7 @@ async fn a_file_that_changed_on_both_sides_is_as_on_the_host() {
     let second = driver.beside(&world, "cat file");
     let exit = second.run().await.unwrap();
     let reason = "it was also changed outside of the sandbox meanwhile, and that change was kept".to_owned();
-    assert_eq!(exit.breaches, [Breach::Filesystem { path: "file".into(), reason }]);
+    assert_eq!(exit.denials, [Denial::Filesystem { path: "file".into(), reason }]);
     assert_eq!(
         (second.printed.stdout().as_str(), fs::read_to_string(folder.join("file")).unwrap().as_str()),
         ("here", "here")
@@ -238,7 +238,7 @@ async fn calls_of_a_session_run_beside_each_other_in_one_guest() {
     let calls: Vec<_> = calls.collect();
     for (number, (world, running)) in calls.into_iter().enumerate() {
         let exit = running.await.unwrap().unwrap();
-        assert_eq!((exit.ended, exit.breaches), (Ended::Code(0), vec![]));
+        assert_eq!((exit.ended, exit.denials), (Ended::Code(0), vec![]));
         assert_eq!(world.printed.stdout(), format!("{number}\n"));
         assert_eq!(fs::read_to_string(first.workspace.path().join(number.to_string())).unwrap(), format!("{number}\n"));
     }

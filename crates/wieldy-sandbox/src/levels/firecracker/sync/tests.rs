@@ -46,24 +46,24 @@ impl World {
     /// Synchronizes both copies. Returns the refused paths of the guest, with the reasons.
     fn sync(&mut self) -> Vec<(String, String)> {
         let (mut near, mut far) = UnixStream::pair().unwrap();
-        let (agreed, breaches) = std::thread::scope(|scope| {
+        let (agreed, denials) = std::thread::scope(|scope| {
             let answering = scope.spawn(|| {
                 assert_eq!(frames::receive(&mut far).unwrap().kind, Kind::Sync);
                 answer(&self.theirs, &mut far, &self.agreed).unwrap()
             });
-            let breaches = self.ours.sync(&mut near).unwrap();
-            (answering.join().unwrap(), breaches)
+            let denials = self.ours.sync(&mut near).unwrap();
+            (answering.join().unwrap(), denials)
         });
         self.agreed = agreed;
-        let told = |breach| match breach {
-            Breach::Filesystem { path, reason } => (path, reason),
-            Breach::Network { .. } => panic!("{breach}"),
+        let told = |denial| match denial {
+            Denial::Filesystem { path, reason } => (path, reason),
+            Denial::Network { .. } => panic!("{denial}"),
         };
-        breaches.into_iter().map(told).collect()
+        denials.into_iter().map(told).collect()
     }
 
     /// Returns the result of a sync with a guest that sends only this.
-    fn sync_with(&mut self, say: impl FnOnce(&mut UnixStream) + Send) -> io::Result<Vec<Breach>> {
+    fn sync_with(&mut self, say: impl FnOnce(&mut UnixStream) + Send) -> io::Result<Vec<Denial>> {
         let (mut near, mut far) = UnixStream::pair().unwrap();
         std::thread::scope(|scope| {
             scope.spawn(move || {
@@ -211,7 +211,7 @@ fn a_guest_that_lies_reaches_nothing_outside_of_the_workspace() {
     world.write("elsewhere/kept", "kept");
     world.write("elsewhere/deep/kept", "kept");
     let refused = world.sync_with(through).unwrap();
-    let told = |path: &str, reason: &str| Breach::Filesystem { path: path.into(), reason: reason.into() };
+    let told = |path: &str, reason: &str| Denial::Filesystem { path: path.into(), reason: reason.into() };
     let (no_folder, link) = ("Not a directory (os error 20)", "Too many levels of symbolic links (os error 40)");
     assert_eq!(refused, [told("way/x", no_folder), told("way/deep/x", link), told("way/kept", no_folder)]);
     assert_eq!(world.tree("here"), ["fine 777 fine", "way -> ../elsewhere"]);
@@ -246,8 +246,8 @@ fn told(path: &str, reason: &str) -> (String, String) {
     (path.to_owned(), reason.to_owned())
 }
 
-fn breach(path: &str, reason: &str) -> Breach {
-    Breach::Filesystem { path: path.into(), reason: reason.into() }
+fn denial(path: &str, reason: &str) -> Denial {
+    Denial::Filesystem { path: path.into(), reason: reason.into() }
 }
 
 /// Sends a file as a guest would.
@@ -385,7 +385,7 @@ fn a_file_saved_on_the_host_while_the_guest_stalls_is_kept() {
         frames::tell(stream, Kind::Entry, &Entry { path: "other".into(), now: Now::Gone }).unwrap();
     };
     let reason = "it was also changed outside of the sandbox meanwhile, and that change was kept";
-    assert_eq!(world.sync_with(stall).unwrap(), [breach("file", reason), breach("other", reason)]);
+    assert_eq!(world.sync_with(stall).unwrap(), [denial("file", reason), denial("other", reason)]);
     assert_eq!(world.tree("here"), ["file 644 saved meanwhile", "other 644 saved meanwhile, too"]);
 }
 
@@ -409,7 +409,7 @@ fn half_files_that_a_killed_executor_left_are_swept_and_never_brought_over() {
     assert_eq!(left("here"), [".wieldy-1-5", ".wieldy-notes", "deep"].map(String::from).into());
     assert_eq!(left("here/deep"), BTreeSet::new());
     let refused = world.sync_with(|stream| say_file(stream, ".wieldy-1-6", b"evil")).unwrap();
-    assert_eq!(refused, [breach(".wieldy-1-6", "such names are for files that are being written")]);
+    assert_eq!(refused, [denial(".wieldy-1-6", "such names are for files that are being written")]);
     assert!(!world.at("here/.wieldy-1-6").exists());
 }
 
@@ -424,7 +424,7 @@ fn a_guest_adds_no_more_in_all_than_it_may() {
     // Writing the same file again adds nothing.
     assert_eq!(world.sync_with(|stream| say_file(stream, "one", &content)).unwrap(), []);
     let full = "the limit `disk_bytes` of the sandbox is reached";
-    assert_eq!(world.sync_with(|stream| say_file(stream, "two", &content)).unwrap(), [breach("two", full)]);
+    assert_eq!(world.sync_with(|stream| say_file(stream, "two", &content)).unwrap(), [denial("two", full)]);
     assert!(!world.at("here/two").exists());
     // Bytes that are removed, on either side, may be added again.
     let removed = |stream: &mut UnixStream| {
@@ -432,7 +432,7 @@ fn a_guest_adds_no_more_in_all_than_it_may() {
         say_file(stream, "two", &content);
     };
     assert_eq!(world.sync_with(removed).unwrap(), []);
-    assert_eq!(world.sync_with(|stream| say_file(stream, "three", &content)).unwrap(), [breach("three", full)]);
+    assert_eq!(world.sync_with(|stream| say_file(stream, "three", &content)).unwrap(), [denial("three", full)]);
     fs::remove_file(world.at("here/one")).unwrap();
     assert_eq!(world.sync_with(|stream| say_file(stream, "three", &content)).unwrap(), []);
 }
