@@ -335,29 +335,30 @@ enum UnreadBody {
     Broken(String),
 }
 
-/// Reads a request's body. A body that is too large is scanned further, up to a bound of its own.
+/// Reads a request's body. A body that is too large is scanned further, up to a bound of its own. The result depends on
+/// the bytes and not on how the network cut them.
 async fn read<B>(body: B, bytes_max: usize) -> Result<Bytes, UnreadBody>
 where
     B: http_body::Body<Error: std::fmt::Display>,
 {
     let scanned_max = bytes_max.saturating_mul(SCANNED_TIMES);
     let mut body = std::pin::pin!(body);
-    let (mut whole, mut scanned, mut scan) = (BytesMut::new(), 0, None::<Box<Scan>>);
+    let (mut whole, mut scan, mut scannable) = (BytesMut::new(), None::<Box<Scan>>, scanned_max);
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| UnreadBody::Broken(error.to_string()))?;
         let Ok(mut more) = frame.into_data() else { continue };
-        scanned += more.remaining();
-        if scanned > scanned_max {
-            scan.get_or_insert_default();
-            break;
-        }
-        let more = more.copy_to_bytes(more.remaining());
+        let is_too_much = more.remaining() > scannable;
+        let more = more.copy_to_bytes(more.remaining().min(scannable));
+        scannable -= more.len();
         match &mut scan {
             Some(scan) => scan.push(&more),
             None => whole.extend_from_slice(&more),
         }
-        if whole.len() > bytes_max {
+        if whole.len() > bytes_max || is_too_much {
             scan.get_or_insert_default().push(&std::mem::take(&mut whole));
+        }
+        if is_too_much {
+            break;
         }
     }
     match scan {

@@ -99,9 +99,13 @@ async fn a_call_that_is_too_long_over_http_is_refused_by_its_id_and_recorded() {
         // `tool_call` is our own tool. Its message would name the other tool in the part that nobody reads.
         let response = door.post("ada", headers, &of_size(10_000, "tool_call")).await;
         assert_eq!(response.status(), StatusCode::OK);
-        // Such a body is not read to its end, where the method is.
-        let response = door.post("ada", headers, &of_size(1_000_000, "echo")).await;
-        assert_eq!(response.status(), StatusCode::PAYLOAD_TOO_LARGE);
+        // Such a body is not read to its end. Only the names in its beginning are found.
+        let much_too_long = of_size(1_000_000, "echo");
+        assert_eq!(door.post("ada", headers, &much_too_long).await.status(), StatusCode::OK);
+        let mut named_last = much_too_long;
+        let name = named_last["params"].as_object_mut().unwrap().shift_remove("name").unwrap();
+        named_last["params"]["name"] = name;
+        assert_eq!(door.post("ada", headers, &named_last).await.status(), StatusCode::PAYLOAD_TOO_LARGE);
         let list = json!({"jsonrpc": "2.0", "id": 8, "method": "tools/list", "params": {"cursor": "x".repeat(2000)}});
         assert_eq!(door.post("ada", headers, &list).await.status(), StatusCode::PAYLOAD_TOO_LARGE);
     }
@@ -116,7 +120,8 @@ async fn a_call_that_is_too_long_over_http_is_refused_by_its_id_and_recorded() {
     });
     let ended: Vec<Value> = ended.collect();
     let refused = |tool: &str| json!([tool, "E3002", "ada"]);
-    assert_eq!(ended, [refused("echo"), refused("tool_call"), refused("echo"), refused("tool_call")]);
+    let of_one_door = [refused("echo"), refused("tool_call"), refused("echo")];
+    assert_eq!(ended, [of_one_door.clone(), of_one_door].concat());
 }
 
 /// Bodies that end too early.
