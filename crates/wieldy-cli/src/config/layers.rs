@@ -42,6 +42,10 @@ impl fmt::Display for Origin {
     }
 }
 
+/// What to do about a mistake in a file that came with the folder.
+const UNTRUSTED_HINT: &str = "the names that this file hides and protects must be readable before a command runs: correct \
+                              the file, or name another one with `--config FILE`";
+
 /// A mistake in a configuration, with its place and a suggestion.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{place}: {message}")]
@@ -62,6 +66,12 @@ impl ConfigError {
     /// Returns true if the mistake is about a key that counts without trust, or about no specific key.
     fn concerns_safe_list(&self) -> bool {
         self.keys.is_empty() || self.keys.iter().any(|key| safe::concerns(key))
+    }
+
+    /// Adds what to do about a mistake in a file that came with the folder, unless the mistake has a suggestion.
+    pub(super) fn of_untrusted_file(mut self) -> Self {
+        self.hint.get_or_insert_with(|| UNTRUSTED_HINT.to_owned());
+        self
     }
 
     /// Returns the mistake with the suggestion.

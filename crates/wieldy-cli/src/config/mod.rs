@@ -233,7 +233,7 @@ impl Config {
                 _ => {
                     layers = cautious;
                     match untrusted.are_serious {
-                        true => mistakes.add(untrusted.mistakes),
+                        true => mistakes.add(untrusted.mistakes.into_iter().map(ConfigError::of_untrusted_file)),
                         false => folder.mistakes = untrusted.mistakes.iter().map(ConfigError::whole).collect(),
                     }
                 }

@@ -141,6 +141,27 @@ fn a_cloned_folder_does_not_take_away_the_persons_own_configuration() {
 }
 
 #[test]
+fn a_file_that_came_with_the_folder_and_is_not_toml_stops_the_command_and_says_what_to_do() {
+    let world = World::cloned().file("wieldy.toml", "[sandbox\n").file("a.txt", "one\n");
+    assert_snapshot!(world.run(&["call", "Read", "path=a.txt"]), @"
+    exit: 2
+    ----- stdout -----
+
+    ----- stderr -----
+    error: wieldy.toml:1: unclosed table, expected `]`
+    hint: the names that this file hides and protects must be readable before a command runs: correct the file, or name another one with `--config FILE`
+    ");
+    let own = world.file("own.toml", "");
+    assert_snapshot!(own.run(&["--config", "own.toml", "call", "Read", "path=a.txt"]), @"
+    exit: 0
+    ----- stdout -----
+    one
+
+    ----- stderr -----
+    ");
+}
+
+#[test]
 fn mistakes_in_keys_that_need_trust_stop_no_command() {
     let world = World::cloned();
     let text = "key-of-a-later-version = 1\nisolation = 5\n[sandbox]\nhidden = [\"private\"]\n[mcp.servers.x]\ncomand = \"sh\"\n";
