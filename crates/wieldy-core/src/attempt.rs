@@ -214,7 +214,7 @@ impl fmt::Debug for RetryIf {
 }
 
 /// Returns the delay before the next attempt, or `None` if no attempt may follow.
-pub(crate) fn next_delay(
+pub(crate) fn delay_if_repeatable(
     policy: &RetryPolicy,
     options: &Options,
     error: &CallError,

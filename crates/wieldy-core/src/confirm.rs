@@ -148,7 +148,7 @@ impl Digest {
             "limits": options.limits,
             "isolation": options.isolation,
             "network": options.network,
-            "custody": effective,
+            "isolation_and_network": effective,
             "program": program.map(Program::facts),
         });
         let mut bytes = tool.hash().as_bytes().to_vec();

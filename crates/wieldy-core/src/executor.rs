@@ -173,7 +173,8 @@ impl<'a> Walk<'a> {
                 return Ok(ended.outcome);
             };
             let repeatable = spec.annotations.repeatable() || !ended.effect_possible;
-            let delay = attempt::next_delay(&terms.retry, &call.options, error, repeatable, attempt, clocks.deadline);
+            let delay =
+                attempt::delay_if_repeatable(&terms.retry, &call.options, error, repeatable, attempt, clocks.deadline);
             let Some(delay) = delay else { return Ok(give_up(flight, attempt, ended.outcome, repeatable)) };
             Box::pin(self.pause(attempt + 1, delay, error.clone())).await?;
         }

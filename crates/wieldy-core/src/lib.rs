@@ -11,16 +11,17 @@
 //! | modules | do |
 //! | --- | --- |
 //! | `executor` | **read this first**: the pipeline, from the first event of a call to the last |
-//! | `entry`, `terms` | a call's entry in the journal, opened and always closed; its timeouts, retries and confinement |
-//! | `call`, `name`, `outcome`, `tool` | calls and results; tool names; answers of tools; declarations of tools |
+//! | `entry`, `spelling`, `caller`, `terms` | a call's entry in the journal, opened and always closed; usual spellings of arguments; names of callers; its timeouts, retries and confinement |
+//! | `call`, `arguments`, `ids`, `name`, `outcome`, `tool` | calls and results (`ToolResult` is the JSON of a result); the checked arguments in it; identifiers; tool names; answers of tools; declarations of tools |
 //! | `registry`, `schema` | tools by name, alias and short name; JSON schemas, compiled once and bounded |
 //! | `policy`, `input`, `confirm`, `program` | the proofs `Grant`, `Input` and `Consent`; the program that a person agrees to |
 //! | `cache`, `footprint` | stored answers and single flight; the paths that a call reads and writes |
-//! | `admit`, `rate`, `breaker` | slots and the queue (the proof `Slot`); rate limits; circuit breakers |
+//! | `admit`, `concurrency`, `rate`, `breaker` | slots and the priority queue (the proof `Slot`); how many calls of a batch run at once; rate limits; circuit breakers |
 //! | `attempt`, `clock`, `run`, `denial_recorder`, `capture` | one attempt under its clocks; the interface of a running tool; its denials; its output |
 //! | `flight`, `batch`, `order`, `references`, `task` | a call in flight; several calls in a safe order; calls in the background |
 //! | `resume` | calls and results after a restart |
-//! | `event`, `journal`, `observe`, `shown`, `redact` | events and the state of a call; their order; live observation; secrets removed |
+//! | `event`, `journal`, `observe`, `shown`, `severity` | events and the state of a call; their order; live observation; as they are shown; how bad they are |
+//! | `redact/patterns`, `redact/known_secrets`, `redact/stream` | the patterns of secrets; named values; secrets in text that arrives in pieces |
 //! | `artifact`, `present` | large output; text within a model's budget |
 //! | `confinement`, `sandbox`, `sandboxes`, `secrets` | rules for a run; the port that enforces them; long-lived sandboxes; hidden and protected files |
 //! | `manifest`, `mistakes`, `unbound` | tools defined in files, and all mistakes in one |

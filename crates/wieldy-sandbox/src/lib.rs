@@ -41,7 +41,8 @@
 //! | kernel filters | |
 //! | --- | --- |
 //! | `filter/syscalls.rs` | lists of allowed and refused system calls |
-//! | `filter/seccomp.rs`, `filter/oci_profile.rs` | the seccomp filter from these lists; the same as an OCI profile |
+//! | `filter/seccomp.rs` | the seccomp filter from these lists, installed by `supervise/init.rs` |
+//! | `filter/oci_profile.rs` | the same as an OCI profile, written by `levels/oci/bundle.rs` (gVisor has its own kernel) |
 //! | `filter/landlock.rs` | Landlock rules: a second lock on the files |
 //!
 //! | processes | |
@@ -59,9 +60,19 @@
 //! | denials, cgroups, network, system calls | |
 //! | --- | --- |
 //! | `denials/files.rs`, `denials/network.rs` | files and hosts that a command was refused |
-//! | `cgroup/` | the tree of cgroups (v1, v2, hybrid): limits, usage, removal of those of dead executors |
-//! | [`proxy`] | the HTTP proxy to listed hosts, the only way out of a sandbox with such a list (a sandbox without a network gets its empty network namespace in `supervise/fork_server.rs`) |
+//! | `cgroup/limits.rs` | writes the limits of a cgroup, v1 and v2; called through `Group::set` by `levels/native/{sandbox,warm}.rs`, `levels/oci/{cgroup_parent,commands}.rs` and `levels/firecracker/machine.rs` |
+//! | `cgroup/` | the rest of the tree of cgroups (v1, v2, hybrid): usage, removal of those of dead executors |
+//! | [`proxy`] | the HTTP proxy to listed hosts, the only way out of a sandbox with such a list; `proxy/names.rs` compares the names |
 //! | `sys.rs` | system calls that need `unsafe`; no other source file has it |
+//!
+//! The setting `--network`, and the code that enforces it:
+//!
+//! | level | |
+//! | --- | --- |
+//! | none | nothing: it is not enforced |
+//! | native | a network namespace without a network (`supervise/fork_server.rs`); for listed hosts the proxy's listener in it (`supervise/init.rs`, `levels/native/sandbox.rs`) |
+//! | runc, crun, youki, gVisor | the same in a namespace that the container joins (`levels/oci/netns.rs`) |
+//! | firecracker | no network; anything else is refused (`levels/firecracker/machine.rs`) |
 #![deny(unsafe_code)]
 #![cfg_attr(not(feature = "oci"), allow(dead_code, reason = "some parts of the layers serve containers only"))]
 

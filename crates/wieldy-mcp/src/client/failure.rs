@@ -146,7 +146,7 @@ impl Failure {
 
     /// Returns the error of a call that was sent. It says that the call had no effect only if the server never got it
     /// or refused it.
-    pub(crate) fn of_a_call(&self, name: &str) -> RunError {
+    pub(crate) fn error_of_sent_call(&self, name: &str) -> RunError {
         let refused = [
             ErrorCode::METHOD_NOT_FOUND,
             ErrorCode::INVALID_PARAMS,

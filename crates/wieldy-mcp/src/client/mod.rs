@@ -20,11 +20,11 @@ mod router;
 mod settings;
 mod sse;
 mod stdio_process;
-mod task;
 mod tool;
 mod tool_definition;
 mod upstream;
 mod upstream_session;
+mod upstream_task;
 mod upstreams;
 
 pub use failure::Failure;

@@ -27,7 +27,7 @@ use super::http_call::HttpCalls;
 use super::router::{RoutedTransport, Router};
 use super::settings::{Reach, ServerSettings};
 use super::tool_definition::ToolDefinition;
-use super::{http_setup, stdio_process, task};
+use super::{http_setup, stdio_process, upstream_task};
 
 /// Maximum number of tools, and of pages, in a server's tool list. A longer list, or one that never ends, is an error.
 const TOOLS_MAX: usize = 4096;
@@ -329,7 +329,7 @@ impl UpstreamSession {
     /// Records a failure and returns the error of the call.
     fn call_error(&self, failure: Failure) -> RunError {
         self.record_failure(&failure);
-        failure.of_a_call(&self.name)
+        failure.error_of_sent_call(&self.name)
     }
 
     /// Records a failure. Marks the session as lost if the failure shows that the server forgot it.
@@ -342,7 +342,7 @@ impl UpstreamSession {
 
     /// Polls the task that the server made of a call until it is over.
     async fn poll_task(&self, task: Task, run: &Run) -> Result<Outcome, RunError> {
-        match task::follow(task, self.service.peer(), run, &self.closed).await {
+        match upstream_task::follow(task, self.service.peer(), run, &self.closed).await {
             Ok(outcome) => {
                 self.failure_streak.clear();
                 Ok(outcome)
