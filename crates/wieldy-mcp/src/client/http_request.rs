@@ -4,11 +4,8 @@
 //! It uses hyper without `reqwest`, which was half of the cost of a call (see `hyper-rustls` in the workspace's
 //! `Cargo.toml`).
 
-use std::sync::Arc;
-
 use bytes::{Bytes, BytesMut};
 use futures_util::Stream;
-use http::uri::PathAndQuery;
 use http::{HeaderValue, StatusCode, Uri, header};
 use http_body::Body as _;
 use http_body_util::{BodyExt, Full};
@@ -34,7 +31,7 @@ pub(super) struct Target {
     uri: Uri,
     /// The `Host` header.
     host: HeaderValue,
-    pool: Arc<HttpPool>,
+    pool: HttpPool,
 }
 
 impl Target {
@@ -43,7 +40,7 @@ impl Target {
         // User name and password, which some URLs have, are cut off.
         let host = uri.authority().map_or("", |whole| whole.as_str().rsplit('@').next().unwrap_or_default());
         let host = HeaderValue::from_str(host).map_err(|_| format!("`{url}` is not a URL"))?;
-        Ok(Self { url, uri, host, pool: Arc::default() })
+        Ok(Self { url, uri, host, pool: HttpPool::default() })
     }
 
     /// Sends the request that `make` builds. Follows a redirect only within the same origin and only if it repeats the
@@ -58,14 +55,9 @@ impl Target {
 
     /// Sends a request to a URI of the same server.
     async fn send_to(&self, uri: &Uri, make: impl Fn() -> Request) -> Result<Response, Failure> {
-        let path = uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
-        let make = || {
-            let mut request = make();
-            *request.uri_mut() = path.clone().into();
-            request.headers_mut().insert(header::HOST, self.host.clone());
-            request
-        };
-        self.pool.send(uri, make).await
+        let mut request = make();
+        request.headers_mut().insert(header::HOST, self.host.clone());
+        self.pool.send(uri, request).await
     }
 
     async fn follow(&self, make: impl Fn() -> Request, mut response: Response) -> Result<Response, Failure> {
