@@ -26,7 +26,7 @@ fn texts_that_read_as_numbers_are_numbers() {
     assert!(by_text.starts_with("exit: 0") && by_text.contains("two") && !by_text.contains("three"), "{by_text}");
 }
 
-// Shows: E3.1, B10
+// Shows: E3.1, B7.1, B10
 #[test]
 fn the_whole_result_is_one_line_of_json() {
     let world = World::new();
