@@ -117,10 +117,11 @@ def recorded(answer):
 class Client:
     """A client of `wieldy mcp`, which it starts."""
 
-    def __init__(self, *arguments, revision=REVISION):
+    def __init__(self, *arguments, revision=REVISION, stderr=None):
         """Starts the server, and greets it unless there is no revision."""
         command = [WIELDY, "mcp", *arguments]
-        self.server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        pipe = subprocess.PIPE
+        self.server = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=stderr, text=True)
         self.id = 0
         if revision is None:
             return
@@ -316,6 +317,9 @@ class Document002(Example):
         answer = self.client.call("vault_read", {"path": "test/note.md"})
         self.assert_text(answer, "# A note\n")
         self.assert_started(answer, 10)
+        event = recorded(answer)[1]["tool.call.success"]
+        self.assertEqual([event["severity"], event["data"]["status"]], ["debug", "success"])
+        self.assertGreater(event["data"]["duration_ms"], 0)
 
     def test_batch_execution(self):
         calls = [
@@ -386,6 +390,22 @@ class Document004(Example):
         self.assertEqual(batch_of(answer), [(None, "Read", "success"), (None, "Read", "success")])
         results = answer["content"][0]["text"].split("\n=== ")[1:]
         self.assertEqual([result.split("\n")[1] for result in results], ["a", "b"])
+
+    def test_the_log(self):
+        path = write("etc/hosts", "127.0.0.1 localhost\n")
+        client = Client("--log", "wieldy::call=debug", "--set", "log.format=json", stderr=subprocess.PIPE)
+        self.assert_text(client.call("read_file", {"path": path}), "127.0.0.1 localhost\n")
+        log = client.server.stderr
+        self.assertEqual(client.close(), 0)
+        lines = [json.loads(line) for line in log]
+        log.close()
+        keys = ("level", "message", "tool", "provider", "arguments", "status", "output_bytes")
+        told = [[line[key] for key in keys if key in line] for line in lines]
+        call = ["Read", "builtin"]
+        accepted = ["DEBUG", "call accepted", *call, '{"path":"etc/hosts"}']
+        ended = ["INFO", "call ended", *call, "success", 20]
+        self.assertEqual(told, [accepted, ["INFO", "call started", *call], ended])
+        self.assertGreater(lines[2]["duration_ms"], 0)
 
     def test_a_path_outside_of_the_workspace(self):
         # It is in the first document, whose examples are those of a library.
