@@ -1,4 +1,4 @@
-//! Repository chores: `cargo xtask test`, `tidy`, `bench`, `vm`, `postgres` and `foreign`.
+//! Repository chores: `cargo xtask test`, `tidy`, `bench`, `requirements`, `vm`, `postgres` and `foreign`.
 
 mod bench;
 mod foreign;
@@ -38,6 +38,8 @@ enum Chore {
     },
     /// Check the rules of this repository that no compiler knows
     Tidy,
+    /// Write the table of demands and the tests that show them, `docs/reference/requirements.md`, anew
+    Requirements,
     /// Test the sandbox in virtual machines with an older kernel: with only cgroup v2, only v1, none, without Landlock
     Vm {
         /// The machines to boot, such as `cgroup-v2`; all if none is named
@@ -62,6 +64,7 @@ fn main() -> ExitCode {
     let done = match Arguments::parse().chore {
         Chore::Test { long, short } => stages::run_all(&repository(), Selection::of(long, short)),
         Chore::Tidy => tidy::run(&repository()),
+        Chore::Requirements => tidy::write_requirements(&repository()),
         Chore::Vm { names } => vm::run(&repository(), &names),
         Chore::Foreign => stages::run_foreign(&repository()),
         Chore::Postgres { command } => postgres::run(&command),

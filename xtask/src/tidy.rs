@@ -7,6 +7,7 @@ mod docs;
 mod layers;
 mod lex;
 mod prose;
+mod requirements;
 mod rust;
 mod shape;
 
@@ -16,6 +17,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
+
+pub(crate) use requirements::write as write_requirements;
 
 type Rule = fn(&Tree) -> Vec<Problem>;
 
@@ -38,6 +41,7 @@ const RULES: &[(&str, Rule)] = &[
     ("events", docs::every_event_is_documented),
     ("guide", docs::the_guide_links_its_pages),
     ("decisions", docs::decisions_are_numbered_and_listed),
+    ("requirements", requirements::every_demand_is_shown),
     ("changelog", docs::the_changelog_has_an_unreleased_section),
 ];
 

@@ -119,6 +119,7 @@ impl From<CallError> for Failure {
 mod tests {
     use super::*;
 
+    // Shows: E3.2
     #[test]
     fn every_error_code_has_the_documented_exit_code() {
         let exits: Vec<String> =

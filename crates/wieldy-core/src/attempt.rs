@@ -244,6 +244,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
+    // Shows: A3.1
     #[test]
     fn trap_the_exponential_backoff_really_is() {
         let policy = RetryPolicy { retries: 9, base: SECOND, cap: 20 * SECOND, backoff: Backoff::Exponential };

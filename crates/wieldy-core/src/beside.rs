@@ -104,6 +104,7 @@ mod tests {
         assert_eq!(settled(Some(json!(5)), Some(json!({"a": 2}))), Some(json!(5)), "the check refuses it");
     }
 
+    // Shows: D11.3
     #[test]
     fn only_objects_of_a_bounded_size_and_depth_are_taken() {
         let told = |value: Value| check("metadata", Some(&value)).err().map(|error| (error.code, error.message));

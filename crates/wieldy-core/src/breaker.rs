@@ -196,6 +196,7 @@ mod tests {
         }
     }
 
+    // Shows: A8
     #[tokio::test(start_paused = true)]
     async fn a_breaker_opens_after_failures_in_a_row_and_lets_one_call_try() {
         let breakers = Breakers::new(BreakerPolicy { failures_max: 3, open_for: Duration::from_secs(10) });

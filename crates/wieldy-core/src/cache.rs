@@ -383,6 +383,7 @@ mod tests {
         leader_of(cache, name).await.expect("no answer is cached").store(&Outcome::text(name), SECOND);
     }
 
+    // Shows: A9.1
     #[tokio::test(start_paused = true)]
     async fn an_answer_expires_and_the_least_recently_used_is_evicted_first() {
         let cache = new_cache();

@@ -207,6 +207,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
+    // Shows: A2.1
     #[test]
     fn the_attempt_clock_is_resolved_in_order_and_capped() {
         let mut defaults = ClockDefaults { timeout: 30 * SECOND, queue: SECOND, timeouts: HashMap::new() };

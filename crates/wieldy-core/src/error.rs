@@ -287,6 +287,7 @@ pub enum Category {
 mod tests {
     use super::*;
 
+    // Shows: E3.2
     #[test]
     fn an_error_in_json_has_the_documented_keys_and_comes_back_whole() {
         let error =
@@ -300,6 +301,7 @@ mod tests {
         assert_eq!(error.retry_after(), Some(Duration::from_millis(1500)));
     }
 
+    // Shows: E3.2
     #[test]
     fn codes_and_names_are_unique() {
         let mut codes: Vec<_> = Code::ALL.iter().flat_map(|code| [code.as_str(), code.name()]).collect();

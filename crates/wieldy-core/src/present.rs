@@ -207,6 +207,7 @@ mod tests {
     use super::*;
 
     proptest! {
+        // Shows: A13
         #[test]
         fn formatting_never_cuts_a_character_and_keeps_to_the_budget(text in "\\PC{0,120}", count in 0usize..60, tokens: bool) {
             let budget = if tokens { Budget::Tokens(count) } else { Budget::Characters(count) };
@@ -233,6 +234,7 @@ mod tests {
         assert_eq!(shown("\"quoted\" — fine ✓"), "\"quoted\" — fine ✓");
     }
 
+    // Shows: A13
     #[test]
     fn head_and_tail_stay_and_the_artifact_is_named() {
         let text: String = ('a'..='z').collect();

@@ -189,6 +189,7 @@ mod tests {
         rates.count(&Caller::agent(agent), &tool).map_err(|error| error.retry_after().expect("a wait"))
     }
 
+    // Shows: A10
     #[tokio::test(start_paused = true)]
     async fn a_rate_comes_back_bit_by_bit_and_apart_for_each_agent() {
         let rates = rates(RateKind::Rate, 2);
@@ -199,6 +200,7 @@ mod tests {
         assert_eq!([counted(&rates, "a"), counted(&rates, "a")], [Ok(()), Err(Duration::from_secs(5))]);
     }
 
+    // Shows: A10
     #[tokio::test(start_paused = true)]
     async fn a_quota_comes_back_when_its_window_is_over() {
         let rates = rates(RateKind::Quota, 2);
@@ -207,6 +209,28 @@ mod tests {
         assert_eq!(counted(&rates, "a"), Err(Duration::from_secs(4)));
         tokio::time::advance(Duration::from_secs(4)).await;
         assert_eq!([counted(&rates, "a"), counted(&rates, "a")], [Ok(()), Ok(())]);
+    }
+
+    // Shows: A10
+    #[tokio::test(start_paused = true)]
+    async fn the_agents_of_a_tenant_share_its_rate_and_other_tenants_have_their_own() {
+        let once = Rate {
+            per: Per::Tenant,
+            tool: None,
+            calls: NonZeroU32::MIN,
+            window: Duration::from_secs(10),
+            kind: RateKind::Rate,
+        };
+        let rates = Rates::new(vec![once]);
+        let tool = ToolName::new("t").expect("a name");
+        let counted = |agent: &str, tenant: &str| {
+            let caller = Caller { tenant: Some(tenant.to_owned()), ..Caller::agent(agent) };
+            rates.count(&caller, &tool).map_err(|error| error.message)
+        };
+        assert_eq!(counted("ada", "acme"), Ok(()));
+        let used_up = "the rate limit of 1 calls in 10s per tenant is used up".to_owned();
+        assert_eq!(counted("bob", "acme"), Err(used_up));
+        assert_eq!(counted("ada", "other"), Ok(()));
     }
 
     #[tokio::test(start_paused = true)]

@@ -93,6 +93,7 @@ mod tests {
         error
     }
 
+    // Shows: E3.3
     #[test]
     fn a_servers_data_give_the_trace() {
         for (data, trace) in [
@@ -106,6 +107,7 @@ mod tests {
         }
     }
 
+    // Shows: E3.3
     #[test]
     fn a_trace_and_data_show_no_secret_and_are_bounded() {
         let error = completed(json!({"trace": "login(rosebud-1941)", "hint": "not rosebud-1941"}), None);

@@ -31,6 +31,7 @@ fn changed(config: &Config) -> String {
     changed.map(|shown| format!("{} = {} [{}]", shown.key, shown.value, shown.origin)).collect::<Vec<_>>().join("\n")
 }
 
+// Shows: A3.1
 #[test]
 fn an_empty_configuration_has_the_defaults_of_the_executor() {
     let config = Config::resolve(&layers(), None, Mistakes::default()).unwrap();

@@ -62,11 +62,13 @@ fn a_server_of_2025_11_25_conforms_by_the_old_suite() {
     judge_own(OLD, &["--suite", "all"]);
 }
 
+// Shows: E8.4
 #[test]
 fn a_server_of_2025_11_25_conforms() {
     judge_own(NEXT, &["--requirements", "2025-11-25"]);
 }
 
+// Shows: E8.4
 #[test]
 fn a_server_of_2026_07_28_conforms() {
     judge_own(NEXT, &["--requirements", "2026-07-28"]);

@@ -32,6 +32,7 @@ fn tamper(world: &World, sql: &str) {
     assert!(database.execute(sql, []).unwrap() > 0, "{sql}");
 }
 
+// Shows: D9.4
 #[test]
 fn an_intact_trail_is_verified() {
     let world = world();
@@ -49,6 +50,7 @@ fn an_intact_trail_is_verified() {
     );
 }
 
+// Shows: D9.4
 #[test]
 fn a_record_that_was_changed_is_named() {
     let world = world();

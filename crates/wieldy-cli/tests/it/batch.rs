@@ -8,6 +8,7 @@ const BATCH: &str = r#"[
     {"tool": "Read", "arguments": {"path": "missing.txt"}}
 ]"#;
 
+// Shows: A4.1
 #[test]
 fn a_batch_prints_a_block_per_call_in_input_order() {
     let world = World::new().file("batch.json", BATCH);
@@ -59,6 +60,7 @@ fn a_batch_in_json_has_id_results_and_summary() {
     assert_eq!(batch["results"][0]["call_id"], "write");
 }
 
+// Shows: A4.4
 #[test]
 fn stop_on_error_starts_no_call_after_an_error() {
     let lines = "{\"id\":\"a\",\"tool\":\"Read\",\"arguments\":{\"path\":\"x\"}}\n{\"id\":\"b\",\"tool\":\"List\"}";
@@ -155,6 +157,7 @@ fn mistakes_are_reported_with_their_line() {
     ");
 }
 
+// Shows: D6.1
 #[test]
 fn a_plan_limits_a_batch() {
     let world = World::new().file("wieldy.toml", "[plans.Trial]\nbatch-max = 1\n").file("batch.json", BATCH);
@@ -203,6 +206,7 @@ fn an_idempotency_key_in_a_batch_is_that_of_a_call() {
     assert_eq!(runs(), 3, "the same key is known to the other command");
 }
 
+// Shows: D6.3
 #[test]
 fn a_batch_says_in_one_line_what_held_fewer_calls_at_once() {
     let lines = "{\"tool\":\"List\"}\n{\"tool\":\"List\"}";
@@ -229,6 +233,7 @@ fn a_batch_says_in_one_line_what_held_fewer_calls_at_once() {
     assert_eq!(told(&["--plan", "Core"]), summary);
 }
 
+// Shows: A4.5
 #[test]
 fn the_summary_of_a_batch_names_the_limit_that_held() {
     let world = World::new()

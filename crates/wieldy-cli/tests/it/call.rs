@@ -4,6 +4,7 @@ use serde_json::json;
 
 use crate::world::World;
 
+// Shows: B2
 #[test]
 fn a_call_prints_the_tools_text() {
     let world = World::new().file("a.txt", "one\ntwo\n");
@@ -25,6 +26,7 @@ fn texts_that_read_as_numbers_are_numbers() {
     assert!(by_text.starts_with("exit: 0") && by_text.contains("two") && !by_text.contains("three"), "{by_text}");
 }
 
+// Shows: E3.1, B7.1, B10
 #[test]
 fn the_whole_result_is_one_line_of_json() {
     let world = World::new();
@@ -39,6 +41,7 @@ fn the_whole_result_is_one_line_of_json() {
     "#);
 }
 
+// Shows: E3.1
 #[test]
 fn the_result_of_a_failed_call_is_json_too() {
     let world = World::new();
@@ -138,6 +141,7 @@ hint: without `--async` the command waits for the result
 ");
 }
 
+// Shows: B6.2
 #[test]
 fn programs_are_isolated_by_default() {
     let world = World::new();
@@ -172,6 +176,7 @@ fn programs_are_isolated_by_default() {
     ");
 }
 
+// Shows: B11.1
 #[test]
 fn programs_get_only_the_environment_that_is_allowed() {
     let world = World::new().variable("SECRET_TOKEN", "hush").variable("LANG", "C").variable("MINE", "yes");
@@ -181,6 +186,7 @@ fn programs_get_only_the_environment_that_is_allowed() {
     assert!(world.run(&arguments).contains("hidden yes"), "{}", world.run(&arguments));
 }
 
+// Shows: D7.3
 #[test]
 fn a_confirmation_needs_a_person_or_yes() {
     let world = World::new().file("a.txt", "one\n");
@@ -195,6 +201,7 @@ fn a_confirmation_needs_a_person_or_yes() {
     assert_eq!(world.code(&["call", "Read", "path=a.txt", "--confirm", "--yes"]), Some(0));
 }
 
+// Shows: D4.1
 #[test]
 fn scopes_and_permissions_restrict() {
     let world = World::new().file("a.txt", "one\n");
@@ -224,6 +231,7 @@ fn scopes_and_permissions_restrict() {
     assert_eq!(world.code(&agent), Some(0), "an agent's name alone removes no rights");
 }
 
+// Shows: B9.1
 #[test]
 fn the_workspace_is_the_only_folder_there_is() {
     let world = World::new().file("../secret.txt", "secret").file("inner/a.txt", "mine\n");
@@ -240,6 +248,7 @@ fn the_workspace_is_the_only_folder_there_is() {
     ");
 }
 
+// Shows: X5.1
 #[test]
 fn large_output_is_kept_in_the_state_folder_and_can_be_read_there() {
     let world = World::new();
@@ -266,6 +275,7 @@ fn a_state_folder_that_cannot_be_created_is_reported() {
     ");
 }
 
+// Shows: D8.1
 #[test]
 fn without_the_usual_state_folder_nothing_runs_unrecorded() {
     let world = World::new().file("../home/.local/state", "a file in the way").file("a.txt", "one\n");
@@ -356,6 +366,7 @@ fn a_call_by_an_alias_is_on_record_as_one_of_its_tool() {
     assert_eq!(world.code(&["audit", "verify"]), Some(0));
 }
 
+// Shows: B5.3
 #[test]
 fn leftovers_of_killed_executors_are_removed_at_the_next_start() {
     let world = World::new();
@@ -371,6 +382,7 @@ fn leftovers_of_killed_executors_are_removed_at_the_next_start() {
     assert!(of_others.exists());
 }
 
+// Shows: A3.3
 #[test]
 fn a_manifest_with_retries_and_idempotent_repeats_a_failing_program() {
     let tool = |name: &str, more: &str| {
@@ -456,6 +468,7 @@ fn the_missing_rights_of_an_ordinary_user_are_named() {
     assert_eq!(told(&["Bash", "command=touch new"]).0, Some(0));
 }
 
+// Shows: A13
 #[test]
 fn a_result_is_written_for_a_model() {
     let world = World::new();
@@ -486,6 +499,7 @@ fn a_result_is_written_for_a_model() {
     assert_eq!(world.code(&["call", "List", "--no-header"]), Some(2));
 }
 
+// Shows: A3.6
 #[test]
 fn the_delay_of_retries_is_set_for_a_call_and_in_a_manifest() {
     let tool = |name: &str, more: &str| {
@@ -508,6 +522,7 @@ fn the_delay_of_retries_is_set_for_a_call_and_in_a_manifest() {
     assert_eq!(world.code(&["call", "plain", "--retry-backoff", "slow"]), Some(2));
 }
 
+// Shows: B8.2
 #[test]
 fn a_limit_above_its_maximum_is_refused_and_one_below_holds() {
     let world = World::new().file("wieldy.toml", "[resources.max]\nmemory-mb = 1500\n");
@@ -556,6 +571,7 @@ stdin = "{context}"
 read-only = true
 "#;
 
+// Shows: D11.1, D11.2
 #[test]
 fn a_call_brings_its_context_and_metadata() {
     let world = World::new()
@@ -586,6 +602,7 @@ fn a_call_brings_its_context_and_metadata() {
     }
 }
 
+// Shows: D11.3
 #[test]
 fn context_and_metadata_that_are_no_objects_are_refused() {
     let world =

@@ -321,6 +321,7 @@ fn the_configuration_takes_effect() {
     assert_eq!(world.code(&["call", "Bash", "command=sleep 10"]), Some(5));
 }
 
+// Shows: B9.1
 #[test]
 fn programs_see_what_the_configuration_mounts_and_not_what_it_hides() {
     let world = World::new()

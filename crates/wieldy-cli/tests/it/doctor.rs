@@ -13,6 +13,7 @@ fn named<'a>(list: &'a Value, name: &str) -> &'a Value {
     list.as_array().unwrap().iter().find(|one| one["name"] == name).unwrap_or_else(|| panic!("{name} is not in {list}"))
 }
 
+// Shows: B6.3
 #[test]
 fn every_level_is_reported_and_the_native_one_works() {
     let world = World::new();
@@ -101,6 +102,7 @@ fn the_history_is_reported_and_not_created() {
     assert!(String::from_utf8_lossy(&told.stdout).contains("  ? history               in memory,"), "{told:?}");
 }
 
+// Shows: B6.3
 #[test]
 fn a_level_that_does_not_work_is_exit_7_with_the_reason() {
     let world = World::new().variable("PATH", "/nowhere");

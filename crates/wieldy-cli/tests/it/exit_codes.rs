@@ -29,6 +29,7 @@ fn each_end_has_its_exit_code() {
     }
 }
 
+// Shows: A2.3, E4
 #[test]
 fn a_timeout_says_which_clock_and_keeps_what_was_printed() {
     let world = World::new();

@@ -139,6 +139,7 @@ fn found(world: &World, filters: &[&str]) -> Vec<String> {
         .collect()
 }
 
+// Shows: E5.1
 #[test]
 fn every_filter_filters() {
     let world = world();
@@ -210,6 +211,7 @@ fn wrong_filters_are_wrong_usage_with_a_suggestion() {
     assert!(text.contains("hint: `wieldy history --help` shows the allowed values"), "{text}");
 }
 
+// Shows: E3.3
 #[test]
 fn a_traceback_is_shown_without_secrets_where_a_failed_call_is_looked_at() {
     let world = World::new().file("fail.sh", FAIL).file(".wieldy/tools/login.toml", LOGIN_TOOL);
@@ -226,6 +228,7 @@ fn a_traceback_is_shown_without_secrets_where_a_failed_call_is_looked_at() {
     assert!(!text.contains("rosebud"), "{text}");
 }
 
+// Shows: E5.1
 #[test]
 fn calls_are_found_by_the_provider_of_their_tool() {
     let world = World::new().file("fail.sh", FAIL).file(".wieldy/tools/login.toml", LOGIN_TOOL);
@@ -347,6 +350,7 @@ fn an_id_that_is_unknown_short_or_ambiguous_is_exit_3() {
     assert!(text.ends_with(", others\n"), "{text}");
 }
 
+// Shows: E5.2
 #[test]
 fn statistics_count_by_tool_and_day() {
     let world = world();
@@ -521,6 +525,7 @@ fn an_idempotency_key_belongs_to_one_workspace() {
     assert_eq!([found("."), found("../other"), found("../none")], [vec![path("")], vec![path("../other")], vec![]]);
 }
 
+// Shows: A12
 #[test]
 fn two_commands_with_one_key_at_once_run_it_once() {
     let world = world();
@@ -540,6 +545,7 @@ fn two_commands_with_one_key_at_once_run_it_once() {
     assert_eq!(fs::read_to_string(world.path("ran.txt")).unwrap(), "ran\n");
 }
 
+// Shows: A11
 #[test]
 fn dynamic_timeouts_follow_what_earlier_commands_took() {
     let world = world().file("batch", &"{\"tool\":\"List\"}\n".repeat(25));
@@ -589,6 +595,7 @@ fn bytes_below(folder: &Path, bytes: &mut Vec<u8>) {
     }
 }
 
+// Shows: D8.2
 #[test]
 fn no_secret_is_in_the_state_folder_in_any_spelling() {
     const OF_ENVIRONMENT: &str = "correct-horse-battery-staple";

@@ -32,6 +32,7 @@ fn is_there(process: &str) -> bool {
     std::path::Path::new("/proc").join(process).exists()
 }
 
+// Shows: A6.2, D5.1
 #[test]
 fn ctrl_c_cancels_the_call_and_nothing_of_it_is_left() {
     let world = World::new();

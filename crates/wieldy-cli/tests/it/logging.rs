@@ -33,6 +33,7 @@ fn objects(log: &str) -> Vec<Value> {
     log.lines().filter(|line| line.starts_with('{')).map(object).collect()
 }
 
+// Shows: E6
 #[test]
 fn a_call_is_logged_from_its_arguments_to_its_end() {
     let world = World::new().file("a.txt", "one\n");
@@ -114,6 +115,7 @@ fn a_failure_is_printed_once_by_default() {
     assert_eq!(failing(&["--log", "warn,wieldy::call=warn"]), format!("{line}\n{once}"));
 }
 
+// Shows: E6
 #[test]
 fn a_level_may_hold_for_one_target() {
     let world = World::new().file("batch.json", r#"[{"tool": "Glob", "arguments": {"pattern": "*"}}]"#);
@@ -211,6 +213,7 @@ fn a_rotated_log_keeps_as_many_files_as_it_may() {
     assert_eq!(log.lines().count(), 4, "both commands of the day are in it: {log}");
 }
 
+// Shows: E6
 #[test]
 fn secrets_are_not_logged_at_any_level() {
     let manifest = r#"

@@ -9,6 +9,7 @@ mod callers;
 mod configuration;
 mod containers;
 mod doctor;
+mod documents;
 mod encrypted;
 mod examples;
 mod exit_codes;

@@ -63,6 +63,7 @@ impl Client {
     }
 }
 
+// Shows: B2
 #[test]
 fn a_client_lists_and_calls_tools_and_all_is_recorded_under_its_name() {
     let world = World::new().file("a.txt", "one\ntwo\n");
@@ -232,6 +233,7 @@ fn a_client_may_talk_over_sockets_as_some_do() {
     assert!(child.wait().unwrap().success());
 }
 
+// Shows: A12
 #[test]
 fn a_client_gives_an_idempotency_key_in_the_meta_of_a_call() {
     let world = World::new();
@@ -265,6 +267,7 @@ fn a_client_gives_an_idempotency_key_in_the_meta_of_a_call() {
     }
 }
 
+// Shows: E8.3
 #[test]
 fn a_request_brings_options_and_a_batch_makes_several_calls() {
     let config = "serve.mcp.batch = \"all\"\nserve.mcp.priority-max = \"high\"\nlimits.batch-calls-max = 2\n";

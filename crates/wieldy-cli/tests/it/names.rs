@@ -11,6 +11,7 @@ fn last_call(world: &World) -> Value {
     json!([call["tool"], call["parameters"]])
 }
 
+// Shows: C1.2
 #[test]
 fn the_usual_names_work_on_the_command_line() {
     let world = World::new().file("a.txt", "one two\n");
@@ -37,6 +38,7 @@ fn the_usual_names_work_on_the_command_line() {
     assert!(!definition["input_schema"].to_string().contains("old_string"), "{definition}");
 }
 
+// Shows: C1.2
 #[test]
 fn the_usual_names_work_over_mcp() {
     let world = World::new().file("a.txt", "one two\n");
@@ -75,6 +77,7 @@ fn a_build_takes_a_script_of_the_project() {
     assert_eq!(built["structured"]["command"], "npm run production", "{built}");
 }
 
+// Shows: E3.1
 #[test]
 fn the_arguments_in_a_result_are_without_secrets() {
     let manifest = "[[tool]]\nname = \"greet\"\ndescription = \"\"\ncommand = [\"echo\", \"{name}\"]\n\

@@ -55,6 +55,7 @@ fn seen_reacting(
     (child.wait().unwrap().code(), String::from_utf8_lossy(&bytes).replace("\r\n", "\n"))
 }
 
+// Shows: D7.1
 #[test]
 fn a_person_is_asked_and_sees_what_will_run() {
     let world = World::new().file("a.txt", "one\n").variable("NO_COLOR", "1");
@@ -178,6 +179,7 @@ fn a_batch_shows_how_far_it_is_and_cleans_up() {
     assert!(first.is_some(), "the running call is named before one is over: {told:?}");
 }
 
+// Shows: B11.3
 #[test]
 fn a_program_has_the_terminal_and_its_size() {
     let script = "stty size; printf 'name? '; read name; echo \"hi $name\"; exit 3";
@@ -205,6 +207,7 @@ fn wieldy_mcp_on_a_terminal_says_that_it_waits_for_a_client() {
     assert_eq!(String::from_utf8(output.stderr).unwrap(), "");
 }
 
+// Shows: B11.2
 #[test]
 fn output_is_shown_while_it_comes_and_once() {
     // The command continues only after its first line was seen.

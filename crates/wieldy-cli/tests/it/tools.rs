@@ -43,6 +43,7 @@ fn the_list_has_a_line_per_tool() {
     ");
 }
 
+// Shows: B1.1
 #[test]
 fn filters_narrow_the_list() {
     let world = World::new().file(".wieldy/tools/greet.toml", MANIFEST);
@@ -65,6 +66,7 @@ fn filters_narrow_the_list() {
     assert_eq!(names, ["GetArtifact", "Glob", "List", "QueryVFS", "Read", "Search"]);
 }
 
+// Shows: C1.1
 #[test]
 fn a_definition_is_shown_with_its_schema() {
     let max = "[resources.max]\ncpu-millicores = 2000\nmemory-mb = 4096\n";
@@ -116,6 +118,7 @@ fn a_definition_is_shown_with_its_schema() {
     ");
 }
 
+// Shows: C2.2
 #[test]
 fn a_tool_by_a_manifest_can_be_called() {
     let world = World::new().file("wieldy.toml", "tools.manifests = [\"my.toml\"]").file("my.toml", MANIFEST);
@@ -130,6 +133,7 @@ fn a_tool_by_a_manifest_can_be_called() {
     assert_eq!(world.code(&["call", "greet", "name=Ada", "--isolation", "none"]), Some(4));
 }
 
+// Shows: C2.5
 #[test]
 fn manifests_of_this_folder_come_before_those_of_the_user() {
     let world = World::new()
@@ -306,6 +310,7 @@ fn mistakes_of_a_manifest_and_missing_programs_are_reported() {
     ");
 }
 
+// Shows: C2.3, C3
 #[test]
 fn function_calling_definitions_are_seen_and_say_what_they_need() {
     let functions = r#"[{"type":"function","function":{"name":"weather","description":"Tells the weather",
@@ -443,6 +448,7 @@ fn a_tool_shows_its_limits_and_where_they_come_from() {
     );
 }
 
+// Shows: C1.3
 #[test]
 fn a_build_gets_two_cores_and_four_gibibytes_or_what_the_machine_has() {
     let limits = limits_of(&World::new(), "Build");

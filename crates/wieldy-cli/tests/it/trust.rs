@@ -58,6 +58,7 @@ fn tools(world: &World) -> Vec<String> {
     tools.as_array().unwrap().iter().map(|tool| tool["name"].as_str().unwrap().to_owned()).collect()
 }
 
+// Shows: D4.4
 #[test]
 fn a_cloned_folder_runs_nothing_and_widens_nothing() {
     let world = hostile();
@@ -216,6 +217,7 @@ fn the_operators_own_sources_need_no_trust() {
     assert!(world.run(&["config", "show"]).contains("isolation = \"none\"  # file wieldy.toml\n"));
 }
 
+// Shows: D4.4
 #[test]
 fn trust_shows_the_effects_of_the_folder_and_lasts_until_it_changes() {
     let config = "retry.retries = 9\n[mcp.servers.git]\ncommand = \"uvx\"\nargs = [\"git\\u001b[2J\"]\nisolation = \"none\"\n\

@@ -20,6 +20,7 @@ fn world(more: &str) -> World {
     world.file("wieldy.toml", &config)
 }
 
+// Shows: C2.4
 #[test]
 fn a_server_is_called_and_its_tools_are_known_afterwards() {
     let world = world("allow = [\"Read\", \"Write\"]\n");
@@ -108,6 +109,7 @@ fn a_name_does_not_go_quietly_from_our_tool_to_that_of_a_server() {
     assert_eq!(world.code(&["call", "Write", "path=a.txt", "content=x"]), Some(0));
 }
 
+// Shows: E7.3
 #[test]
 fn a_server_that_is_broken_does_not_hide_the_others_and_says_why() {
     let world = world(
@@ -169,6 +171,7 @@ fn the_examples_of_the_guide_are_imported_as_shown() {
     assert_eq!(places, ["mcpServers", "servers", "context_servers", "mcp", "mcp_servers"]);
 }
 
+// Shows: E7.1
 #[test]
 fn servers_of_another_client_are_imported_and_their_secrets_kept_apart() {
     let world = World::new().file(
@@ -297,6 +300,7 @@ fn a_file_of_another_client_can_be_followed_instead() {
     ");
 }
 
+// Shows: B1.3
 #[test]
 fn a_change_is_shown_refused_and_agreed_to() {
     let server = r#"while read -r line; do

@@ -400,6 +400,7 @@ fn hidden_between(text: &str, places: &[Range<usize>], part: Range<usize>) -> St
 mod tests {
     use super::*;
 
+    // Shows: D8.2
     #[test]
     fn secrets_are_found_by_name_by_mark_and_by_shape() {
         let mut spec = ToolSpec::new("t", "").sensitive("note");

@@ -17,6 +17,7 @@ fn limits(agent: u32, overall: u32) -> Limits {
     Limits { calls_running_per_agent_max: agent, calls_running_max: overall, ..Limits::default() }
 }
 
+// Shows: B4.1
 #[tokio::test(start_paused = true)]
 async fn an_agent_runs_four_calls_at_once_and_the_rest_waits() {
     let (tool, strings) = Puppet::new(ToolSpec::new("t", "").read_only(), [Act::Take(SECOND)]);
@@ -29,6 +30,7 @@ async fn an_agent_runs_four_calls_at_once_and_the_rest_waits() {
     world.check();
 }
 
+// Shows: B4.1, D6.2
 #[tokio::test(start_paused = true)]
 async fn a_plan_sets_the_slots_of_its_agents() {
     for (plan, at_once) in [("Core", 4), ("Teams", 10), ("Enterprise", 64)] {
@@ -55,6 +57,7 @@ async fn one_agents_calls_do_not_hold_up_anothers() {
     assert_eq!((other.1, began.elapsed()), (SECOND, 2 * SECOND));
 }
 
+// Shows: C1.1
 #[tokio::test(start_paused = true)]
 async fn a_tool_may_run_less_often_at_once_than_its_callers_may() {
     let mut spec = ToolSpec::new("t", "").read_only();
@@ -66,6 +69,7 @@ async fn a_tool_may_run_less_often_at_once_than_its_callers_may() {
     world.check();
 }
 
+// Shows: A2.2, A2.3, B4.2
 #[tokio::test(start_paused = true)]
 async fn a_call_that_waits_too_long_names_the_limit() {
     let world = World::with([Puppet::reading("t", Act::Take(60 * SECOND))], |builder| builder.limits = limits(1, 10));
@@ -85,6 +89,7 @@ async fn a_call_that_waits_too_long_names_the_limit() {
     world.check();
 }
 
+// Shows: B4.2
 #[tokio::test(start_paused = true)]
 async fn more_than_may_wait_are_refused_at_once() {
     let world = World::with([Puppet::reading("t", Act::Take(SECOND))], |builder| {
@@ -100,6 +105,7 @@ async fn more_than_may_wait_are_refused_at_once() {
     world.check();
 }
 
+// Shows: A7
 #[tokio::test(start_paused = true)]
 async fn urgent_calls_go_first_and_no_call_waits_for_ever() {
     let order = Arc::new(Mutex::new(Vec::new()));
@@ -252,6 +258,7 @@ async fn tenants_that_flood_alike_share_the_slots_and_the_queue_alike() {
     world.check();
 }
 
+// Shows: B4.1
 #[tokio::test(start_paused = true)]
 async fn a_call_that_waits_for_its_retry_holds_no_slot() {
     let flaky = [Act::Fail(Code::TransportFailed, true), Act::Echo];
@@ -271,6 +278,7 @@ async fn a_call_that_waits_for_its_retry_holds_no_slot() {
     world.check();
 }
 
+// Shows: A10
 #[tokio::test(start_paused = true)]
 async fn a_rate_limit_refuses_with_the_time_to_wait() {
     let world = World::with([Puppet::reading("t", Act::Echo)], |builder| {
@@ -288,6 +296,7 @@ async fn a_rate_limit_refuses_with_the_time_to_wait() {
     assert!(world.call("t", json!({})).await.is_success());
 }
 
+// Shows: A8
 #[tokio::test(start_paused = true)]
 async fn a_tool_that_keeps_failing_is_refused_for_a_while() {
     let mut acts = vec![Act::Fail(Code::TransportFailed, true); 3];

@@ -24,6 +24,7 @@ fn code(result: &ToolResult) -> Option<Code> {
     result.error.as_ref().map(|error| error.code)
 }
 
+// Shows: D1
 #[tokio::test(start_paused = true)]
 async fn a_call_that_goes_well_leaves_three_events() {
     let world = World::new([Puppet::reading("echo", Act::Echo)]);
@@ -36,6 +37,7 @@ async fn a_call_that_goes_well_leaves_three_events() {
     "#);
 }
 
+// Shows: A3.1
 #[tokio::test(start_paused = true)]
 async fn a_transient_failure_is_retried_with_growing_delays() {
     let acts = [Act::Fail(Code::TransportFailed, true), Act::Fail(Code::TransportFailed, true), Act::Say("at last")];
@@ -74,6 +76,7 @@ async fn retries_end_when_they_are_used_up() {
     "#);
 }
 
+// Shows: A3.2
 #[tokio::test(start_paused = true)]
 async fn a_permanent_error_is_retried_only_if_the_caller_says_so() {
     let (tool, strings) =
@@ -90,6 +93,7 @@ async fn a_permanent_error_is_retried_only_if_the_caller_says_so() {
     world.check();
 }
 
+// Shows: A3.3
 #[tokio::test(start_paused = true)]
 async fn a_call_that_may_have_had_an_effect_is_never_repeated() {
     let spec = || ToolSpec::new("t", "").retry(linear(2));
@@ -108,6 +112,7 @@ async fn a_call_that_may_have_had_an_effect_is_never_repeated() {
     }
 }
 
+// Shows: A3.4
 #[tokio::test(start_paused = true)]
 async fn the_retry_delay_of_a_server_is_honoured() {
     let (tool, _) =
@@ -118,6 +123,7 @@ async fn the_retry_delay_of_a_server_is_honoured() {
     assert_eq!(began.elapsed(), 20 * SECOND);
 }
 
+// Shows: A3.5
 #[tokio::test(start_paused = true)]
 async fn retries_never_pass_the_callers_deadline() {
     let (tool, strings) =
@@ -130,6 +136,7 @@ async fn retries_never_pass_the_callers_deadline() {
     world.check();
 }
 
+// Shows: A2.3
 #[tokio::test(start_paused = true)]
 async fn each_clock_ends_with_its_own_cause() {
     let take = |time| Puppet::reading("t", Act::Take(time));
@@ -156,6 +163,7 @@ async fn each_clock_ends_with_its_own_cause() {
     ticking.check();
 }
 
+// Shows: E4
 #[tokio::test(start_paused = true)]
 async fn output_before_a_stop_is_returned() {
     let world = World::new([Puppet::writing("t", Act::PrintAndWait("half of it"))]);
@@ -189,6 +197,7 @@ async fn a_run_that_reached_a_limit_before_it_was_stopped_says_so() {
     assert_eq!(json!(error.details), details);
 }
 
+// Shows: A1
 #[tokio::test(start_paused = true)]
 async fn a_panic_in_a_tool_is_an_error_and_the_executor_goes_on() {
     let world = World::new([Puppet::writing("t", Act::Panic), Puppet::reading("echo", Act::Echo)]);
@@ -199,6 +208,7 @@ async fn a_panic_in_a_tool_is_an_error_and_the_executor_goes_on() {
     world.check();
 }
 
+// Shows: A11
 #[tokio::test(start_paused = true)]
 async fn a_dynamic_timeout_learns_only_from_runs_that_finished() {
     let acts = [Act::Take(SECOND), Act::Take(SECOND), Act::Take(SECOND), Act::Take(20 * SECOND)];
@@ -227,6 +237,7 @@ async fn absurd_options_are_refused_and_huge_ones_capped() {
     assert!(called(&world, options).await.is_success());
 }
 
+// Shows: C1.1
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_does_not_fit_the_output_schema_is_an_error() {
     let schema = json!({"type": "object", "properties": {"count": {"type": "integer"}}, "required": ["count"]});
@@ -268,6 +279,7 @@ async fn asked(world: &World, name: &str, by: Caller, limits: ResourceLimits) ->
     }
 }
 
+// Shows: B8.1
 #[tokio::test(start_paused = true)]
 async fn a_call_may_ask_for_more_than_the_default_up_to_the_maximum() {
     let limits = memory_and_processes;
@@ -337,6 +349,7 @@ async fn a_call_may_ask_for_two_cores_and_four_gibibytes_where_no_maximum_is_set
     assert_eq!(told(&wide, 8001, 1).await, "cpu_millicores 8000 executor");
 }
 
+// Shows: B8.1
 #[tokio::test(start_paused = true)]
 async fn the_smallest_maximum_of_executor_plan_and_tool_counts() {
     let memory = |bytes| memory_and_processes(Some(bytes), None);
@@ -379,6 +392,7 @@ async fn the_smallest_maximum_of_executor_plan_and_tool_counts() {
     world.check();
 }
 
+// Shows: A3.6
 #[tokio::test(start_paused = true)]
 async fn a_call_and_a_tool_set_delay_and_growth_of_their_retries() {
     let failing = |spec: ToolSpec| {

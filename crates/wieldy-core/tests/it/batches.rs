@@ -57,6 +57,7 @@ fn taken(notes: &Notes) -> Vec<String> {
     std::mem::take(&mut notes.lock().unwrap())
 }
 
+// Shows: A4.2, A4.5
 #[tokio::test(start_paused = true)]
 async fn smart_order_runs_at_once_what_does_not_conflict() {
     let notes = Notes::default();
@@ -92,6 +93,7 @@ async fn smart_order_runs_at_once_what_does_not_conflict() {
     world.check();
 }
 
+// Shows: A4.2
 #[tokio::test(start_paused = true)]
 async fn a_mutating_tool_without_a_footprint_waits_for_all_and_all_wait_for_it() {
     let notes = Notes::default();
@@ -109,6 +111,7 @@ async fn a_mutating_tool_without_a_footprint_waits_for_all_and_all_wait_for_it()
     );
 }
 
+// Shows: A4.1
 #[tokio::test(start_paused = true)]
 async fn parallel_keeps_to_its_limit_and_sequential_to_its_order() {
     let (tool, strings) = Puppet::new(ToolSpec::new("t", "").read_only(), [Act::Take(SECOND)]);
@@ -126,6 +129,7 @@ async fn parallel_keeps_to_its_limit_and_sequential_to_its_order() {
     assert_eq!(strings.most_at_once(), 1);
 }
 
+// Shows: D6.3
 #[tokio::test(start_paused = true)]
 async fn a_plan_without_parallel_runs_one_after_the_other() {
     let (tool, strings) = Puppet::new(ToolSpec::new("t", "").read_only(), [Act::Take(SECOND)]);
@@ -136,6 +140,7 @@ async fn a_plan_without_parallel_runs_one_after_the_other() {
     assert_eq!(strings.most_at_once(), 1);
 }
 
+// Shows: A4.3
 #[tokio::test(start_paused = true)]
 async fn calls_wait_for_what_they_need_and_use_its_result() {
     let notes = Notes::default();
@@ -154,6 +159,7 @@ async fn calls_wait_for_what_they_need_and_use_its_result() {
     world.check();
 }
 
+// Shows: A4.3
 #[tokio::test(start_paused = true)]
 async fn a_call_that_needs_a_failed_call_is_skipped_with_the_reason() {
     let notes = Notes::default();
@@ -249,6 +255,7 @@ async fn a_batch_can_be_observed_and_its_events_are_in_order() {
     "#);
 }
 
+// Shows: A6.1
 #[tokio::test(start_paused = true)]
 async fn cancelling_a_batch_ends_what_runs_and_skips_the_rest() {
     let world = World::new([Puppet::reading("t", Act::Take(10 * SECOND))]);
@@ -434,6 +441,7 @@ async fn references_of_a_batch_are_bounded_in_all() {
     world.check();
 }
 
+// Shows: A4.6
 #[tokio::test(start_paused = true)]
 async fn each_result_says_what_ran_beside_it_and_what_it_waited_for() {
     let taking = |spec: ToolSpec| Puppet::new(spec, [Act::Take(SECOND)]).0;
@@ -484,6 +492,7 @@ async fn at_once(plan: Option<&str>, batch: impl FnOnce(Batch) -> Batch) -> (usi
     (strings.most_at_once(), told)
 }
 
+// Shows: D6.2
 #[tokio::test(start_paused = true)]
 async fn a_plan_gives_its_agents_the_slots_that_it_promises() {
     let ten = |batch| Batch { max_concurrency: Some(10), ..batch };
@@ -495,6 +504,7 @@ async fn a_plan_gives_its_agents_the_slots_that_it_promises() {
     assert_eq!(at_once(None, |batch| batch).await, (4, whole(4)), "a default that is not reached is no news");
 }
 
+// Shows: A4.5, D6.3
 #[tokio::test(start_paused = true)]
 async fn a_batch_says_what_held_fewer_calls_at_once_than_were_asked_for() {
     let ten = |batch| Batch { max_concurrency: Some(10), ..batch };

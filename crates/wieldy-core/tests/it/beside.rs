@@ -31,6 +31,7 @@ fn at_a_desk() -> Caller {
     Caller { context: Some(Arc::new(json!({"desk": 7}))), ..Caller::local() }
 }
 
+// Shows: D11.1
 #[tokio::test(start_paused = true)]
 async fn a_tool_reads_the_context_in_which_the_operators_keys_win() {
     let world = World::new([teller()]);
@@ -42,6 +43,7 @@ async fn a_tool_reads_the_context_in_which_the_operators_keys_win() {
     assert_eq!(world.executor.batch(batch).await.unwrap().results[0].text(), r#"{"room":"b","desk":7}"#);
 }
 
+// Shows: D11.3
 #[tokio::test(start_paused = true)]
 async fn what_is_no_object_or_too_large_is_refused_on_record() {
     let world = World::new([teller()]);
@@ -63,6 +65,7 @@ async fn what_is_no_object_or_too_large_is_refused_on_record() {
     assert!(!world.tape().contains("metadata\":"), "what is refused is not stored");
 }
 
+// Shows: D11.2
 #[tokio::test(start_paused = true)]
 async fn the_metadata_is_recorded_without_secrets_and_the_context_is_not() {
     let world = World::new([Puppet::reading("echo", Act::Say("of secret-of-context in room-4711"))]);

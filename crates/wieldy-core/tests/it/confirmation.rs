@@ -45,6 +45,7 @@ fn code_and_cause(result: ToolResult) -> (Code, String) {
     (error.code, error.details["cause"].as_str().unwrap().to_owned())
 }
 
+// Shows: D7.1
 #[tokio::test(start_paused = true)]
 async fn a_confirmed_call_runs() {
     let (world, strings) = world_asking(|question| Ok(Answer { by: Some("ada".into()), ..question.approve() }), SECOND);
@@ -73,6 +74,7 @@ async fn a_refused_call_does_not_run() {
     "#);
 }
 
+// Shows: D7.2
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_comes_too_late_is_no_consent() {
     let (world, strings) = world_asking(|question| Ok(question.approve()), 11 * SECOND);
@@ -81,6 +83,7 @@ async fn an_answer_that_comes_too_late_is_no_consent() {
     world.check();
 }
 
+// Shows: D7.2
 #[tokio::test(start_paused = true)]
 async fn an_approval_counts_once_and_only_for_what_was_seen() {
     let first: Mutex<Option<Answer>> = Mutex::new(None);
@@ -103,6 +106,7 @@ async fn an_approval_counts_once_and_only_for_what_was_seen() {
     world.check();
 }
 
+// Shows: D7.2
 #[tokio::test(start_paused = true)]
 async fn the_digest_covers_tool_arguments_and_terms() {
     let digests = Arc::new(Mutex::new(Vec::new()));
@@ -132,6 +136,7 @@ async fn the_digest_covers_tool_arguments_and_terms() {
     assert_eq!(different.len(), 4);
 }
 
+// Shows: D7.3
 #[tokio::test(start_paused = true)]
 async fn without_a_confirmer_the_call_says_that_it_needs_confirmation() {
     let world = World::new([Puppet::new(ToolSpec::new("t", "").confirm(), [Act::Echo]).0]);
@@ -225,6 +230,7 @@ impl AnyTool for Starter {
     }
 }
 
+// Shows: D7.2
 #[tokio::test(start_paused = true)]
 async fn a_program_that_is_no_longer_the_one_agreed_to_does_not_start() {
     let call = async |same: usize, runs: usize| {

@@ -26,6 +26,7 @@ async fn names(mut observer: wieldy_core::Observer) -> Vec<&'static str> {
     names
 }
 
+// Shows: D2.1
 #[tokio::test(start_paused = true)]
 async fn a_late_observer_sees_all_events() {
     let world = World::new([Puppet::reading("t", Act::Tick(2, SECOND))]);
@@ -84,6 +85,7 @@ async fn calls_of_another_tenant_cannot_be_observed() {
     assert_eq!(seen, [(3, 5), (0, 0), (0, 0)]);
 }
 
+// Shows: D6.4
 #[tokio::test(start_paused = true)]
 async fn an_observer_on_a_basic_plan_sees_the_bare_life_of_a_call() {
     let world = World::new([Puppet::reading("t", Act::Tick(2, SECOND))]);
@@ -93,6 +95,7 @@ async fn an_observer_on_a_basic_plan_sees_the_bare_life_of_a_call() {
     assert_eq!(seen, ["tool.call.pending", "tool.call.started", "tool.call.success"]);
 }
 
+// Shows: D2.2
 #[tokio::test(start_paused = true)]
 async fn a_slow_observer_learns_how_many_events_it_missed() {
     let world = World::new([Puppet::reading("t", Act::Tick(5000, Duration::from_millis(1)))]);
@@ -102,6 +105,7 @@ async fn a_slow_observer_learns_how_many_events_it_missed() {
     assert!(names(observer).await.ends_with(&["tool.call.success"]));
 }
 
+// Shows: D2.2
 #[tokio::test(start_paused = true)]
 async fn subscribers_get_matching_events_and_the_number_of_lost_ones() {
     let world = World::new([Puppet::reading("a", Act::Echo), Puppet::reading("b", Act::Echo)]);
@@ -146,6 +150,7 @@ async fn a_loss_is_reported_before_the_next_event() {
     assert_eq!(slow.try_next(), None);
 }
 
+// Shows: D3
 #[tokio::test(start_paused = true)]
 async fn a_call_that_was_begun_may_become_a_task() {
     let world = World::new([Puppet::reading("t", Act::Take(Duration::from_secs(9)))]);
@@ -182,6 +187,7 @@ fn waiting_clients_are_notified_of_tool_changes() {
     assert_eq!((registry.generation(), changes.has_changed().unwrap()), (begin + 3, true));
 }
 
+// Shows: B3.1, D3
 #[tokio::test(start_paused = true)]
 async fn a_task_can_be_polled_and_its_result_is_kept_for_a_while() {
     let world = World::with([Puppet::reading("t", Act::Take(SECOND))], |builder| builder.task_ttl = 10 * SECOND);
@@ -201,6 +207,7 @@ async fn a_task_can_be_polled_and_its_result_is_kept_for_a_while() {
     assert_eq!((status(), world.executor.wait(id, &me).await), (None, None));
 }
 
+// Shows: A6.1
 #[tokio::test(start_paused = true)]
 async fn cancelling_reaches_a_session_or_a_tenant_and_says_so() {
     let world = World::new([Puppet::reading("t", Act::Hang)]);
@@ -276,6 +283,7 @@ async fn a_caller_who_goes_away_leaves_a_closed_entry() {
     "#);
 }
 
+// Shows: X5.1
 #[tokio::test(start_paused = true)]
 async fn large_answers_go_to_an_artifact_and_their_head_and_tail_come_back() {
     let text: String = (0..20_000).map(|number| format!("line {number}\n")).collect();
@@ -441,6 +449,7 @@ async fn a_panicking_artifact_store_fails_only_its_call() {
     world.check();
 }
 
+// Shows: B6.2
 #[tokio::test(start_paused = true)]
 async fn a_process_needs_a_sandbox_of_the_level_asked_for() {
     let tool = || {
@@ -688,6 +697,7 @@ async fn each_denial_is_one_event_whether_reported_at_once_or_at_the_end() {
     world.check();
 }
 
+// Shows: C5.2
 #[tokio::test]
 async fn a_stale_source_names_the_project_of_its_call() {
     let stale = wieldy_core::tool(ToolSpec::new("t", ""), async |_: serde_json::Value, run: Run| {

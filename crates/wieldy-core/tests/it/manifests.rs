@@ -42,6 +42,7 @@ fn problems(text: &str) -> Vec<String> {
     }
 }
 
+// Shows: C2.2
 #[test]
 fn a_manifest_in_toml_and_the_same_in_json_give_the_same_tools() {
     let manifest = Manifest::from_toml(GOOD).unwrap();
@@ -70,6 +71,7 @@ fn a_manifest_in_toml_and_the_same_in_json_give_the_same_tools() {
     assert_eq!(specs(&again), specs(&manifest));
 }
 
+// Shows: C2.3
 #[test]
 fn functions_as_models_apis_take_them_become_definitions() {
     let wrapped = r#"[

@@ -32,6 +32,7 @@ fn recorded(world: &World) -> Vec<Value> {
     pending.collect()
 }
 
+// Shows: C1.2
 #[tokio::test(start_paused = true)]
 async fn an_alias_of_an_argument_is_replaced_before_the_first_record() {
     let world = World::new([login()]);
@@ -143,6 +144,7 @@ fn a_manifest_declares_aliases_of_arguments() {
     assert_eq!(problems, wanted);
 }
 
+// Shows: E1
 #[tokio::test(start_paused = true)]
 async fn a_weak_alias_gives_way_and_never_goes_quietly_to_another_tool() {
     let named = |name: &str| ToolSpec::new(name, "");

@@ -70,6 +70,7 @@ fn file_tool(write: bool, files: &Files) -> SharedTool {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
+    // Shows: A4.2
     #[test]
     fn any_batch_of_footprinted_calls_has_the_effect_of_running_them_in_order(operations in operations(), max_concurrency in 1usize..8) {
         let mut model = BTreeMap::new();

@@ -17,6 +17,7 @@ fn path(path: &str) -> Value {
     json!({ "path": path })
 }
 
+// Shows: A9.1
 #[tokio::test(start_paused = true)]
 async fn an_answer_is_given_again_until_it_expires() {
     let (tool, strings) = Puppet::new(cached_tool(), [Act::Echo]);
@@ -44,6 +45,7 @@ async fn an_answer_is_given_again_until_it_expires() {
     "#);
 }
 
+// Shows: A9.1
 #[tokio::test(start_paused = true)]
 async fn an_answer_is_not_given_to_another_caller() {
     let (tool, strings) = Puppet::new(cached_tool(), [Act::Echo]);
@@ -60,6 +62,7 @@ async fn an_answer_is_not_given_to_another_caller() {
     assert_eq!(strings.runs(), 4);
 }
 
+// Shows: A9.2
 #[tokio::test(start_paused = true)]
 async fn calls_that_ask_the_same_at_once_share_one_run() {
     let (tool, strings) = Puppet::new(cached_tool(), [Act::Take(SECOND)]);
@@ -114,6 +117,7 @@ async fn a_shared_run_that_is_cancelled_is_taken_over() {
     world.check();
 }
 
+// Shows: A9.2
 #[tokio::test(start_paused = true)]
 async fn a_write_invalidates_only_answers_about_the_same_path() {
     let (read, strings) = Puppet::new(cached_tool(), [Act::Echo]);
@@ -136,6 +140,7 @@ async fn failures_are_not_cached() {
     assert_eq!(strings.runs(), 2);
 }
 
+// Shows: A12
 #[tokio::test(start_paused = true)]
 async fn a_repeated_idempotency_key_returns_the_first_result() {
     let (tool, strings) = Puppet::new(ToolSpec::new("pay", ""), [Act::Take(SECOND)]);

@@ -32,6 +32,7 @@ fn world_with_rules(rules: impl IntoIterator<Item = Rule>) -> World {
     })
 }
 
+// Shows: A1
 #[tokio::test(start_paused = true)]
 async fn an_unknown_tool_is_reported_with_similar_names() {
     let world = World::new([Puppet::reading("search", Act::Echo)]);
@@ -54,6 +55,7 @@ async fn names_with_odd_characters_find_nothing_and_break_nothing() {
     world.check();
 }
 
+// Shows: B1.1, D4.1
 #[tokio::test(start_paused = true)]
 async fn a_caller_does_not_even_see_tools_of_other_scopes() {
     let (oracle, _) = Puppet::new(ToolSpec::new("divine", "").scope("oracle"), [Act::Echo]);
@@ -70,6 +72,7 @@ async fn a_caller_does_not_even_see_tools_of_other_scopes() {
     assert_eq!(names(&Caller { scopes: Held::only(["oracle"]), ..agent }), ["dividend", "divine"]);
 }
 
+// Shows: D4.1
 #[tokio::test(start_paused = true)]
 async fn a_missing_permission_is_named() {
     let (tool, strings) = Puppet::new(ToolSpec::new("t", "").permission("files.write").permission("x"), [Act::Echo]);
@@ -83,6 +86,7 @@ async fn a_missing_permission_is_named() {
     "#);
 }
 
+// Shows: D4.3
 #[tokio::test(start_paused = true)]
 async fn the_strictest_check_wins_and_a_failing_one_denies() {
     let allow = || Rule("allow", |_| Ok(Decision::Allow));
@@ -169,6 +173,7 @@ async fn a_hanging_journal_holds_up_no_caller_for_ever() {
     assert_eq!(began.elapsed(), 7 * second, "an answer is given even if its record is never safe");
 }
 
+// Shows: D4.3
 #[tokio::test(start_paused = true)]
 async fn checks_see_exactly_the_arguments_that_will_run() {
     let (tool, _) = Puppet::new(
@@ -194,6 +199,7 @@ async fn checks_see_exactly_the_arguments_that_will_run() {
     assert_eq!(*result.arguments, json!({"n": 5, "deep": true}));
 }
 
+// Shows: D6.1
 #[tokio::test(start_paused = true)]
 async fn plans_limit_batches_and_unknown_plans_allow_nothing() {
     let world = World::with([Puppet::reading("t", Act::Echo)], |builder| {
@@ -219,6 +225,7 @@ async fn plans_limit_batches_and_unknown_plans_allow_nothing() {
     );
 }
 
+// Shows: D6.1
 #[tokio::test(start_paused = true)]
 async fn a_tool_outside_the_plan_is_refused_with_the_plans_that_have_it() {
     let scoped = |name: &str, scope: &str| Puppet::new(ToolSpec::new(name, "").read_only().scope(scope), [Act::Echo]).0;
@@ -259,6 +266,7 @@ async fn a_tool_outside_the_plan_is_refused_with_the_plans_that_have_it() {
     world.check();
 }
 
+// Shows: D8.1
 #[tokio::test(start_paused = true)]
 async fn nothing_runs_when_the_journal_cannot_be_written() {
     let journal = Arc::new(FailingJournal::default());
@@ -299,6 +307,7 @@ async fn arguments_that_are_too_large_are_refused_and_not_written_down() {
     assert!(world.tape().len() < 1000);
 }
 
+// Shows: D8.2
 #[tokio::test(start_paused = true)]
 async fn secrets_do_not_reach_the_journal() {
     let (tool, _) = Puppet::new(ToolSpec::new("t", "").sensitive("note"), [Act::Say("ok")]);
@@ -307,6 +316,7 @@ async fn secrets_do_not_reach_the_journal() {
     assert!(!world.tape().contains("canary"), "{}", world.tape());
 }
 
+// Shows: E1
 #[test]
 fn tools_cannot_hide_each_other() {
     let from = |provider: Provider, name: &str| Puppet::new(ToolSpec::new(name, "").provider(provider), [Act::Echo]).0;
@@ -331,6 +341,7 @@ fn tools_cannot_hide_each_other() {
     assert!(!executor.unregister("svn__status"));
 }
 
+// Shows: B1.3
 #[tokio::test(start_paused = true)]
 async fn a_changed_definition_is_an_event() {
     let world = World::new([]);
@@ -341,6 +352,7 @@ async fn a_changed_definition_is_an_event() {
     insta::assert_snapshot!(world.tape(), @r#"tool.definition.changed {"tool":"t"}"#);
 }
 
+// Shows: C3
 #[tokio::test(start_paused = true)]
 async fn a_tool_whose_service_is_missing_says_what_to_configure() {
     let world = World::new([Unbound::tool(ToolSpec::new("github_read", "Reads"), "a GitHub token (`github.token`)")]);
@@ -396,6 +408,7 @@ impl Journal for Picky {
     }
 }
 
+// Shows: D8.1, X2.1
 #[tokio::test(start_paused = true)]
 async fn a_run_or_a_confirmation_that_cannot_be_recorded_does_not_happen() {
     for panics in [false, true] {

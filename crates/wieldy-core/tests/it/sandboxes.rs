@@ -160,6 +160,7 @@ async fn the_sandboxes_of_a_session_that_is_over_go_unless_something_runs_in_the
     assert_eq!(left(), ["books-3", "books-4"], "what ends soon is waited for");
 }
 
+// Shows: B8.2
 #[tokio::test(start_paused = true)]
 async fn a_call_may_not_ask_for_more_than_its_parent_sandbox_has() {
     let world = world();

@@ -116,6 +116,7 @@ async fn simulate(seed: u64) {
     assert_eq!(opened, closed, "each call ends exactly once");
 }
 
+// Shows: A1, D1
 #[test]
 fn each_call_ends_once_and_no_slot_leaks_under_random_failures() {
     let first: u64 = std::env::var("WIELDY_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);

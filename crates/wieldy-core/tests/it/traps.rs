@@ -20,6 +20,7 @@ fn cause(result: &ToolResult) -> String {
     result.error.as_ref().unwrap().details["cause"].as_str().unwrap_or_default().to_owned()
 }
 
+// Shows: A2.4
 #[tokio::test(start_paused = true)]
 async fn trap_a_timeout_that_leaves_the_tool_running() {
     for act in [Act::Hang, Act::Take(60 * SECOND), Act::PrintAndWait("x")] {
@@ -31,6 +32,7 @@ async fn trap_a_timeout_that_leaves_the_tool_running() {
     }
 }
 
+// Shows: A4.1
 #[tokio::test(start_paused = true)]
 async fn trap_parallel_results_out_of_order() {
     let tools = [Puppet::reading("slow", Act::Take(3 * SECOND)), Puppet::reading("fast", Act::Take(SECOND))];
@@ -65,6 +67,7 @@ async fn trap_a_read_that_overtakes_an_earlier_write() {
     assert_eq!(result.results[1].text(), "new");
 }
 
+// Shows: A5
 #[tokio::test(start_paused = true)]
 async fn trap_read_only_by_a_list_of_names() {
     // Every such list contains `ReadFile`, but only the tool's declaration counts.
@@ -74,6 +77,7 @@ async fn trap_read_only_by_a_list_of_names() {
     assert_eq!((result.summary.read_only, result.summary.mutating, strings.most_at_once()), (0, 3, 1));
 }
 
+// Shows: A6.1
 #[tokio::test(start_paused = true)]
 async fn trap_a_users_cancel_reported_as_a_timeout() {
     let world = World::new([Puppet::reading("t", Act::Hang)]);
@@ -99,6 +103,7 @@ async fn trap_an_audit_that_the_timeout_cancels_too() {
     assert_eq!(names, ["tool.call.pending", "tool.call.started", "tool.call.timeout"]);
 }
 
+// Shows: D8.1
 #[tokio::test(start_paused = true)]
 async fn trap_refusals_that_return_before_the_audit() {
     let (hidden, _) = Puppet::new(ToolSpec::new("denied", "").permission("x"), [Act::Echo]);
@@ -114,6 +119,7 @@ async fn trap_refusals_that_return_before_the_audit() {
     world.check();
 }
 
+// Shows: D2.1
 #[tokio::test(start_paused = true)]
 async fn trap_observers_that_never_end() {
     let world = World::new([Puppet::writing("t", Act::Panic), Puppet::writing("hang", Act::Hang)]);
@@ -160,6 +166,7 @@ async fn trap_batch_children_that_cannot_be_cancelled() {
     world.check();
 }
 
+// Shows: A4.4
 #[tokio::test(start_paused = true)]
 async fn trap_stop_on_error_ignored_in_parallel() {
     for mode in [BatchMode::Parallel, BatchMode::Smart, BatchMode::Sequential] {
@@ -189,6 +196,7 @@ async fn trap_a_validator_that_always_says_yes() {
     assert!(world.call("t", json!({"n": 1})).await.is_success());
 }
 
+// Shows: A3.3
 #[tokio::test(start_paused = true)]
 async fn trap_a_timeout_called_retryable_though_it_may_have_had_an_effect() {
     for (spec, runs, retryable) in [
@@ -204,6 +212,7 @@ async fn trap_a_timeout_called_retryable_though_it_may_have_had_an_effect() {
     }
 }
 
+// Shows: A2.2
 #[tokio::test(start_paused = true)]
 async fn trap_a_confirmation_that_waits_for_ever_and_holds_a_slot() {
     struct Nobody;
@@ -230,6 +239,7 @@ async fn trap_a_confirmation_that_waits_for_ever_and_holds_a_slot() {
     world.check();
 }
 
+// Shows: D1
 #[tokio::test(start_paused = true)]
 async fn trap_an_execution_id_that_the_caller_chooses() {
     let world = World::new([Puppet::reading("t", Act::Take(SECOND))]);

@@ -308,6 +308,7 @@ fn a_process_over_the_groups_memory_is_killed_and_the_limit_is_the_groups_own() 
     assert_eq!(peak.exact(), Some(64 * MIB), "{peak:?}");
 }
 
+// Shows: B8.3
 #[test]
 fn children_whose_sum_is_over_the_parents_memory_are_killed_by_the_limit_above() {
     let Some(hierarchy) = tree() else { return };
@@ -364,6 +365,7 @@ fn the_parents_processes_are_the_sum_of_its_childrens() {
     assert_eq!(parent.processes().len(), 6);
 }
 
+// Shows: B7.1
 #[test]
 fn children_share_the_processor_time_of_their_parent() {
     let Some(hierarchy) = tree() else { return };

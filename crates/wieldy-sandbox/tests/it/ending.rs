@@ -50,6 +50,7 @@ async fn a_polite_command_ends_when_it_is_told_and_may_clean_up() {
 }
 
 /// P-SBX-11.
+// Shows: A2.4, D5.1
 async fn a_command_that_ignores_being_told_is_killed_after_its_grace_time() {
     let grace = Duration::from_millis(200);
     let world = World::bash("trap '' TERM HUP INT; echo ready; while :; do sleep 0.05; done").grace(grace);
@@ -129,6 +130,7 @@ async fn orphans_do_not_pile_up_as_zombies_while_the_command_runs() {
     assert_eq!(text.lines().next().unwrap().split_whitespace().count(), 1, "children of the supervisor: {text}");
 }
 
+// Shows: D5.1
 async fn dropping_the_future_ends_the_whole_tree() {
     let world =
         World::bash("trap '' TERM; setsid sleep 1000 & (sleep 1000 &); echo ready; while :; do sleep 0.01; done");

@@ -28,6 +28,7 @@ fn belongings() -> (usize, usize) {
     (fs::read_dir("/proc/self/fd").unwrap().count(), children)
 }
 
+// Shows: B5.2
 fn a_hundred_runs_leave_no_process_no_zombie_and_no_descriptor() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {

@@ -25,6 +25,7 @@ async fn used(world: World) -> Usage {
     world.run().await.unwrap().usage
 }
 
+// Shows: B10
 async fn processor_time_of_the_whole_tree_is_measured() {
     let burn = "for ((i = 0; i < 200000; i++)); do :; done";
     let own = used(World::bash(burn)).await.cpu_ms;
@@ -38,6 +39,7 @@ async fn processor_time_of_the_whole_tree_is_measured() {
     assert!(used(World::new("sleep", &["0.3"])).await.cpu_ms < 100.0);
 }
 
+// Shows: B10
 async fn the_peak_of_memory_is_that_of_the_largest_process() {
     let peak = used(World::bash("x=$(head -c 60000000 /dev/zero | tr '\\0' x); true")).await.memory_peak_bytes;
     assert!(peak > 60 * MIB && peak < 600 * MIB, "{peak}");
@@ -61,6 +63,7 @@ fn the_peak_of_memory_does_not_count_the_embedding_process() {
     assert_eq!((large[large.len() - 1], small[49_999][1023]), (1, 1), "our own memory is untouched");
 }
 
+// Shows: B10
 async fn bytes_written_to_a_disk_are_measured_where_the_kernel_counts_them() {
     let world = World::bash("head -c 4000000 /dev/zero > file; sync file");
     let usage = world.run().await.unwrap().usage;

@@ -39,6 +39,7 @@ async fn said(native: &Native, place: Place, like: &World, text: &str) -> String
     world.output().await
 }
 
+// Shows: B9.1
 #[tokio::test]
 async fn private_folders_are_shared_only_by_the_calls_of_a_session() {
     let (native, home) = (native(), World::bash(":"));
@@ -67,6 +68,7 @@ async fn idle_sandboxes_hold_few_descriptors() {
     assert_eq!(said(&native, session("3"), &home, "echo again").await, "again\n");
 }
 
+// Shows: B5.1
 #[tokio::test]
 async fn a_sandbox_is_made_used_listed_and_destroyed() {
     let (native, mut world) = (native(), World::bash(":"));

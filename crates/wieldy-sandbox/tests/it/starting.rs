@@ -105,6 +105,7 @@ async fn a_command_has_no_terminal_no_foreign_files_and_no_way_to_privileges() {
     assert_eq!(world.output().await, format!("{told}0\n1024\nno terminal\n"));
 }
 
+// Shows: B10
 async fn exit_codes_and_signals_are_reported() {
     assert_eq!(World::bash("exit 3").run().await.unwrap().ended, Ended::Code(3));
     assert_eq!(World::bash("kill -9 $$").run().await.unwrap().ended, Ended::Signal(9));

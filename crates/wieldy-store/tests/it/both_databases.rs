@@ -89,6 +89,7 @@ async fn fill(store: &Store) {
     journal.flush().await.unwrap();
 }
 
+// Shows: D9.1
 #[tokio::test(flavor = "multi_thread")]
 async fn a_copy_on_another_database_gives_the_same_answers() {
     let Some(server) = TestHistory::postgres() else { return };

@@ -38,6 +38,7 @@ fn things(page: &Value) -> Vec<&Value> {
     calls.map(|call| &call["parameters"]["thing"]).collect()
 }
 
+// Shows: E5.3
 #[tokio::test]
 async fn an_agent_finds_its_own_calls_and_no_others() {
     let folder = tempfile::tempdir().unwrap();
@@ -63,6 +64,7 @@ async fn an_agent_finds_its_own_calls_and_no_others() {
     assert_eq!(nameless.error.unwrap().code, Code::ValidationFailed);
 }
 
+// Shows: E5.3
 #[tokio::test]
 async fn an_agent_finds_only_calls_of_its_own_user_and_workspace() {
     let folder = tempfile::tempdir().unwrap();
@@ -100,6 +102,7 @@ async fn an_agent_finds_only_calls_of_its_own_user_and_workspace() {
     assert_eq!([seen(None), seen(Some("")), seen(one.to_str())], [9, 3, 3]);
 }
 
+// Shows: E5.1
 #[tokio::test]
 async fn a_search_finds_calls_by_the_metadata_of_their_client() {
     let folder = tempfile::tempdir().unwrap();
@@ -181,6 +184,7 @@ fn thing_of(event: &Value) -> &Value {
     &event["data"]["arguments"]["thing"]
 }
 
+// Shows: E5.3
 #[tokio::test]
 async fn logs_and_metrics_are_of_the_caller_alone() {
     let folder = tempfile::tempdir().unwrap();

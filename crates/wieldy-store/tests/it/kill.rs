@@ -150,6 +150,7 @@ fn killed_at_random_moments_on_postgres_nothing_is_lost_doubled_or_guessed() {
     }
 }
 
+// Shows: D9.3, X2.1
 #[test]
 fn killed_at_every_failpoint_nothing_is_lost_doubled_or_guessed() {
     killed_at_every_failpoint(&TestHistory::sqlite);

@@ -31,6 +31,7 @@ fn found(history: &TestHistory, query: &Query) -> Vec<u64> {
     page.executions.into_iter().map(|call| call.parameters.unwrap()["n"].as_u64().unwrap()).collect()
 }
 
+// Shows: D11.2
 async fn metadata_is_stored_under_one_key_and_found(history: TestHistory) {
     let living = living(&history);
     write(&living, 1, json!({"run": 5, "who": "ada", "ok": true, "deep": {"run": 6}, "token": "canary-4711"})).await;

@@ -44,6 +44,7 @@ async fn running(strings: &wieldy_testkit::Strings) {
     }
 }
 
+// Shows: B3.2, D9.3, X2.1
 async fn a_call_that_was_open_ends_as_unknown_and_a_task_says_so(history: TestHistory) {
     let (hanging, strings) = Puppet::new(ToolSpec::new("hang", ""), [Act::Hang]);
     let first = history.executor([hanging]);
@@ -237,6 +238,7 @@ async fn the_next_executor_returns_the_results_of_tasks_and_keys(history: TestHi
     history.check();
 }
 
+// Shows: X2.2
 async fn the_key_of_an_interrupted_call_never_runs_again_unless_it_is_repeatable(history: TestHistory) {
     let (paying, paid) = Puppet::new(ToolSpec::new("pay", ""), [Act::Hang]);
     let look = || ToolSpec::new("look", "").read_only();
@@ -261,6 +263,7 @@ async fn the_key_of_an_interrupted_call_never_runs_again_unless_it_is_repeatable
     history.check();
 }
 
+// Shows: B3.2
 async fn an_interrupted_call_is_rerun_if_its_caller_and_its_tool_allow_it(history: TestHistory) {
     let tools = |act: fn() -> Act| {
         let (idempotent, ran) = Puppet::new(ToolSpec::new("put", "").idempotent(), [act()]);

@@ -9,6 +9,7 @@ use crate::world::{TestHistory, executor};
 
 on_each_database!(a_call_is_found_again);
 
+// Shows: D9.1
 async fn a_call_is_found_again(history: TestHistory) {
     let store = history.store();
     let (tool, _) = Puppet::new(ToolSpec::new("write", ""), [Act::Echo]);

@@ -11,6 +11,7 @@ on_each_database!(
     programs_that_start_at_once_make_the_tables_once
 );
 
+// Shows: D9.2
 async fn tables_go_down_and_up_again(history: TestHistory) {
     let store = history.store();
     let (executor, journal) = executor(&store, [Puppet::reading("read", Act::Echo)]);
@@ -26,6 +27,7 @@ async fn tables_go_down_and_up_again(history: TestHistory) {
     assert_eq!(store.verify(&[], None, &mut |_| ()).unwrap().problem, None);
 }
 
+// Shows: D9.2
 async fn a_newer_schema_is_refused(history: TestHistory) {
     history.store();
     match history.address {

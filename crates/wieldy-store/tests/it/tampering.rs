@@ -71,6 +71,7 @@ async fn an_untouched_history_is_whole(history: TestHistory) {
     assert_eq!(verify(&history), verdict);
 }
 
+// Shows: D9.4
 async fn every_change_of_a_record_is_found_where_it_was_made(history: TestHistory) {
     let changed = "it was changed or moved";
     for (column, value) in [
@@ -89,6 +90,7 @@ async fn every_change_of_a_record_is_found_where_it_was_made(history: TestHistor
     }
 }
 
+// Shows: D9.4
 async fn removed_added_and_moved_records_are_found(history: TestHistory) {
     let missing = |seq| Some((seq, "it is missing".to_owned()));
     assert_eq!(problem_after(history.another(), "DELETE FROM events WHERE seq = 5").await, missing(5));

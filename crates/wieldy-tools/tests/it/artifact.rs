@@ -11,6 +11,7 @@ fn store_artifact(world: &World, owner: &Caller, text: &str) -> String {
     writer.id().to_string()
 }
 
+// Shows: X5.1
 #[tokio::test]
 async fn an_artifact_is_read_in_pages_that_join_without_a_gap() {
     let world = World::new();
@@ -29,6 +30,7 @@ async fn an_artifact_is_read_in_pages_that_join_without_a_gap() {
     assert_eq!((far.is_success(), far.text()), (true, String::new()));
 }
 
+// Shows: X5.1
 #[tokio::test]
 async fn an_artifact_is_searched_by_line() {
     let world = World::new();

@@ -124,6 +124,7 @@ async fn a_background_server_is_reachable_only_from_its_session() {
     assert_eq!(world.alive(), 0);
 }
 
+// Shows: B11.4
 #[tokio::test(flavor = "multi_thread")]
 async fn a_process_is_written_to_and_read_in_turns() {
     let world = World::new();
@@ -143,6 +144,7 @@ async fn a_process_is_written_to_and_read_in_turns() {
     );
 }
 
+// Shows: B11.4
 #[tokio::test(flavor = "multi_thread")]
 async fn other_sessions_do_not_see_a_sessions_processes() {
     let world = World::new();
@@ -213,6 +215,7 @@ async fn a_session_has_only_so_many_processes_and_those_that_ended_make_room() {
     assert_eq!(refusal(&world.call("ProcessRead", json!({"process": "p3"})).await).0, Code::InvalidInput);
 }
 
+// Shows: B11.4
 #[tokio::test(flavor = "multi_thread")]
 async fn everything_ends_with_the_executor() {
     let world = World::new();
@@ -256,6 +259,7 @@ async fn the_newest_output_is_kept_and_the_loss_is_reported() {
     assert!(result.artifact.is_some(), "what does not fit into a result is kept as an artifact");
 }
 
+// Shows: B11.3
 #[tokio::test(flavor = "multi_thread")]
 async fn a_command_gets_a_terminal_of_the_size_that_was_asked_for() {
     let world = World::new();

@@ -106,6 +106,7 @@ fn assert_passed(result: &ToolResult, limit: Limit, allowed: u64) {
 }
 
 /// P-SBX-14.
+// Shows: B7.2
 #[tokio::test]
 async fn an_exceeded_limit_is_named_with_allowance_and_usage() {
     let tool = |name: &str, code: &str, limit: &str| {
@@ -143,6 +144,7 @@ async fn an_exceeded_limit_is_named_with_allowance_and_usage() {
     assert_eq!((fine.status, fine.text().as_str()), (Status::Success, "100\n"));
 }
 
+// Shows: B7.3
 #[tokio::test]
 async fn output_beyond_its_limit_is_counted_and_the_call_succeeds() {
     let world = World::new("", |_| ());
@@ -197,6 +199,7 @@ fn listed(builder: &mut ExecutorBuilder) {
     builder.network = Network::Hosts(vec!["listed.example".into()]);
 }
 
+// Shows: B9.4
 #[tokio::test]
 async fn denials_are_in_the_result_and_in_the_events_of_the_call() {
     let manifest = format!(
@@ -231,6 +234,7 @@ fn refused(path: &str, reason: &str) -> (String, String) {
     (format!("the command was refused `{path}`: {reason}"), format!("file system: {path}: {reason}"))
 }
 
+// Shows: B9.1, B9.4
 #[tokio::test]
 async fn a_command_that_failed_after_a_denial_ends_with_a_violation() {
     const READ_ONLY: &str =
@@ -355,6 +359,7 @@ async fn denials_of_a_background_process_are_events_and_fail_no_other_call() {
     assert_eq!(world.violations().len(), 4, "a denial is not reported again");
 }
 
+// Shows: B5.1
 #[tokio::test]
 async fn a_sandbox_made_by_name_is_shared_limited_listed_and_destroyed() {
     let world = World::new("", |builder| {

@@ -18,6 +18,7 @@ fn with_secrets() -> World {
     world
 }
 
+// Shows: B9.2
 #[tokio::test]
 async fn secrets_are_neither_read_nor_changed() {
     let world = with_secrets();

@@ -68,6 +68,7 @@ fn arguments(tool: &str) -> Value {
     }
 }
 
+// Shows: D4.2
 #[tokio::test]
 async fn a_caller_without_the_permission_starts_and_steers_no_program() {
     let workspace = tempfile::tempdir().unwrap();

@@ -81,6 +81,7 @@ async fn a_signal_is_distinguished_from_an_exit_code() {
     assert_eq!(result.error.unwrap().message, "`bash` was ended by signal 9");
 }
 
+// Shows: B11.1
 #[tokio::test]
 async fn bash_starts_in_a_folder_of_the_workspace_and_nowhere_else() {
     let world = World::new("");
@@ -96,6 +97,7 @@ async fn bash_starts_in_a_folder_of_the_workspace_and_nowhere_else() {
     assert_eq!(code(&result), Some(Code::FileNotFound));
 }
 
+// Shows: B11.1
 #[tokio::test]
 async fn bash_gets_its_input_and_just_the_environment_it_was_made_with() {
     let world = World::new("");
@@ -119,6 +121,7 @@ async fn impossible_arguments_are_refused_with_advice() {
     assert_eq!(result.error.unwrap().suggestion.unwrap(), "write it to a file first, and name the file");
 }
 
+// Shows: A2.4, E4
 #[tokio::test]
 async fn a_timeout_keeps_the_output_so_far_and_leaves_no_process() {
     let world = World::new("");
@@ -256,6 +259,7 @@ async fn a_program_that_is_not_installed_is_said_to_be_missing() {
     );
 }
 
+// Shows: D11.1
 #[tokio::test]
 async fn a_command_tool_gets_the_context_where_it_asks_for_it() {
     let world = World::new(

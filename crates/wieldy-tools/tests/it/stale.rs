@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use crate::world::{World, refusal};
 
+// Shows: C5.1, C5.2
 #[tokio::test]
 async fn a_change_based_on_an_old_reading_is_refused_and_reported() {
     let changes: [(&str, Value); 3] = [
@@ -32,6 +33,7 @@ async fn a_change_based_on_an_old_reading_is_refused_and_reported() {
     }
 }
 
+// Shows: C5.1
 #[tokio::test]
 async fn a_session_knows_its_own_changes_and_those_of_others_are_stale() {
     let world = World::new();
@@ -48,6 +50,7 @@ async fn a_session_knows_its_own_changes_and_those_of_others_are_stale() {
     assert_eq!(world.content("a.txt"), "6");
 }
 
+// Shows: C5.2
 #[tokio::test]
 async fn a_reading_of_a_changed_file_says_so_once() {
     let world = World::new();

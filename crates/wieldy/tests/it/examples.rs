@@ -19,6 +19,7 @@ mod history;
 #[expect(dead_code, reason = "an example's `main` is not called here")]
 mod observe;
 
+// Shows: C2.1
 #[tokio::test]
 async fn a_custom_tool_greets() {
     insta::assert_snapshot!(custom_tool::run().await.unwrap(), @"hello, Ada");
@@ -35,6 +36,7 @@ async fn a_batch_runs_in_order_of_need() {
     ");
 }
 
+// Shows: D2.1
 #[tokio::test]
 async fn a_call_is_observed_from_its_first_event_on() {
     insta::assert_snapshot!(observe::run().await.unwrap(), @"

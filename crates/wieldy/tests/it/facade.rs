@@ -5,6 +5,7 @@ use wieldy::{
     Call, Caller, Code, Executor, Level, Options, Provider, ResourceLimits, Store, ToolFilter, Unbound, history_tools,
 };
 
+// Shows: B2
 #[tokio::test]
 async fn the_built_in_tools_work_on_the_workspace() {
     let workspace = tempfile::tempdir().unwrap();
@@ -14,6 +15,7 @@ async fn the_built_in_tools_work_on_the_workspace() {
     assert_eq!(std::fs::read_to_string(workspace.path().join("a.txt")).unwrap(), "hi\n");
 }
 
+// Shows: B6.1
 #[tokio::test]
 async fn programs_are_isolated_unless_something_else_is_asked_for() {
     let workspace = tempfile::tempdir().unwrap();
@@ -80,6 +82,7 @@ fn the_schemas_of_built_in_tools_can_be_compiled() {
     }
 }
 
+// Shows: E3.3
 #[tokio::test]
 async fn a_program_that_asks_for_it_gets_the_places_of_panics() {
     #[derive(serde::Deserialize, schemars::JsonSchema)]

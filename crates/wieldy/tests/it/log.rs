@@ -52,6 +52,7 @@ where
     Executor::builder().tool(wieldy::tool(spec, run)).build().unwrap()
 }
 
+// Shows: E6
 #[tokio::test(start_paused = true)]
 async fn each_step_has_a_line_of_its_level_and_target() {
     let (logged, _guard) = Logged::collect();

@@ -8,6 +8,7 @@ use wieldy_mcp::client::{Reach, Start, ToolRule};
 
 use super::{Stage, call, in_a_sandbox, processes, settings, until};
 
+// Shows: C2.4
 #[tokio::test]
 async fn tools_are_named_after_their_server_and_called_by_either_name() {
     let stage = Stage::of("").await;
@@ -40,6 +41,7 @@ async fn annotations_of_an_untrusted_server_change_nothing() {
     assert_eq!(ruled.tools(), ["test__echo"]);
 }
 
+// Shows: E7.2
 #[tokio::test]
 async fn every_kind_of_content_and_the_structured_answer_come_through() {
     let stage = Stage::of("rich").await;
@@ -56,6 +58,7 @@ async fn every_kind_of_content_and_the_structured_answer_come_through() {
     assert_eq!(result.structured, Some(json!({"number": 1})));
 }
 
+// Shows: E7.2
 #[tokio::test]
 async fn progress_is_passed_on_and_resets_the_silence_clock() {
     let stage = Stage::of("progress").await;
@@ -76,6 +79,7 @@ async fn answers_find_their_calls_in_whatever_order_they_come() {
     assert_eq!((one.text().as_str(), other.text().as_str()), ("one", "other"));
 }
 
+// Shows: E7.2
 #[tokio::test(flavor = "multi_thread")]
 async fn two_hundred_calls_go_over_one_connection() {
     let stage = Stage::of("").await;
@@ -87,6 +91,7 @@ async fn two_hundred_calls_go_over_one_connection() {
     stage.world.check();
 }
 
+// Shows: A6.3
 #[tokio::test]
 async fn a_call_that_is_cancelled_is_cancelled_at_the_server() {
     let stage = Stage::of("silent").await;
@@ -132,6 +137,7 @@ async fn a_known_server_is_started_by_the_first_call_and_one_that_should_always_
     assert_eq!(eager.error("echo").await.message, "the MCP server `test` cannot be reached: wieldy is stopping");
 }
 
+// Shows: B1.2
 #[tokio::test]
 async fn tools_that_come_and_go_are_registered_and_taken_away() {
     let stage = Stage::of("changes").await;
@@ -141,6 +147,7 @@ async fn tools_that_come_and_go_are_registered_and_taken_away() {
     until(|| stage.tools() == ["test__echo", "test__late"]).await;
 }
 
+// Shows: E7.4
 #[tokio::test]
 async fn in_a_sandbox_a_server_has_only_what_it_was_given() {
     let stage = Stage::with("environment", in_a_sandbox).await;

@@ -33,6 +33,7 @@ async fn a_crash_is_reported_with_its_reason_and_the_call_is_not_repeated() {
     }
 }
 
+// Shows: E7.3
 #[tokio::test]
 async fn after_a_crash_the_next_call_finds_a_new_server() {
     let stage = Stage::of("crash after").await;
@@ -46,6 +47,7 @@ async fn after_a_crash_the_next_call_finds_a_new_server() {
     assert_eq!(stage.notes(), ["started", "called echo", "started", "called echo"]);
 }
 
+// Shows: E7.3
 #[tokio::test]
 async fn a_server_that_cannot_start_is_retried_after_growing_pauses() {
     let stage = Stage::of("crash at start").await;
@@ -178,6 +180,7 @@ async fn an_invalid_response_ends_the_call_at_once() {
     );
 }
 
+// Shows: E7.3
 #[tokio::test]
 async fn errors_of_the_protocol_and_of_the_tool_are_told_apart() {
     assert_eq!(told("refuses").await, ("E3202".into(), false, "the MCP server `test` answered: no such thing".into()));

@@ -38,6 +38,7 @@ impl Two {
     }
 }
 
+// Shows: E1
 #[tokio::test]
 async fn a_short_name_that_two_servers_have_is_refused_with_both_names() {
     let two = Two::new("").await;

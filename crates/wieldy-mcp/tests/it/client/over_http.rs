@@ -180,6 +180,7 @@ async fn learn_of_it() {
     tokio::time::sleep(Duration::from_millis(50)).await;
 }
 
+// Shows: E7.1
 #[tokio::test]
 async fn servers_of_every_kind_are_listed_and_called() {
     for kind in KINDS {

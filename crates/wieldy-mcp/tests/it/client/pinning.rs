@@ -11,6 +11,7 @@ fn description(stage: &Stage) -> String {
     stage.world.executor.registry().find("echo", &Caller::local()).unwrap().spec().description.clone()
 }
 
+// Shows: B1.3, X6.1
 #[tokio::test]
 async fn a_changed_tool_is_refused_until_a_person_agrees() {
     let stage = Stage::of("changes").await;
@@ -74,6 +75,7 @@ async fn a_tool_cannot_take_the_name_that_another_was_given() {
     assert_eq!(stage.notes().last().unwrap(), "called echo");
 }
 
+// Shows: X6.1
 #[tokio::test]
 async fn a_change_while_wieldy_was_away_is_noticed_too() {
     let folder = Stage::of("").await.folder();

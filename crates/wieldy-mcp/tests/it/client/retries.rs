@@ -14,6 +14,7 @@ fn calls(stage: &Stage) -> usize {
     stage.notes().iter().filter(|note| *note == "called echo").count()
 }
 
+// Shows: A3.3
 #[tokio::test]
 async fn a_call_that_crashes_its_server_is_made_once() {
     let stage = Stage::that_retries("crash before", |_| {}).await;

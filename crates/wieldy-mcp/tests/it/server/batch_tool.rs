@@ -64,6 +64,7 @@ fn error(answer: &Value) -> (&str, &str) {
     (error["code"].as_str().unwrap_or_default(), error["message"].as_str().unwrap_or_default())
 }
 
+// Shows: A4.1, E8.3
 #[tokio::test]
 async fn results_come_in_order_in_one_text_with_references_and_options_of_the_request() {
     let world = World::new([say()]);
@@ -279,6 +280,7 @@ async fn a_client_of_the_newest_revision_comes_back_with_each_answer() {
     world.check();
 }
 
+// Shows: X1.1
 #[tokio::test(start_paused = true)]
 async fn a_batch_that_outlasts_the_clients_patience_becomes_a_handle() {
     let slow = Puppet::reading("slow", Act::Take(20 * SECOND));

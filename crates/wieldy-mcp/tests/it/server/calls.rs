@@ -241,6 +241,7 @@ async fn an_answer_without_text_is_one_block() {
     world.check();
 }
 
+// Shows: E2
 #[tokio::test]
 async fn a_tool_that_fails_is_a_result_and_a_tool_that_is_not_there_an_error() {
     let (failing, _) = Puppet::new(ToolSpec::new("fails", "fails"), [Act::Fail(Code::ExecutionError, true)]);
@@ -276,6 +277,7 @@ async fn a_tool_that_fails_is_a_result_and_a_tool_that_is_not_there_an_error() {
     world.check();
 }
 
+// Shows: E8.2
 #[tokio::test]
 async fn progress_is_sent_on_request_and_only_grows() {
     let world = World::new([Puppet::reading("tick", Act::Tick(2, Duration::from_millis(30)))]);
@@ -294,6 +296,7 @@ async fn progress_is_sent_on_request_and_only_grows() {
     world.check();
 }
 
+// Shows: A6.2, E8.2
 #[tokio::test]
 async fn a_call_that_its_client_cancels_ends_and_is_not_answered() {
     let world = World::new([Puppet::writing("waits", Act::PrintAndWait("so far")), Puppet::reading("echo", Act::Echo)]);

@@ -114,6 +114,7 @@ async fn an_unanswered_question_expires() {
     world.check();
 }
 
+// Shows: D7.1
 #[tokio::test]
 async fn an_older_client_is_asked_while_the_call_waits() {
     for (action, ran) in [("accept", 1), ("decline", 0), ("cancel", 0)] {
@@ -136,6 +137,7 @@ async fn an_older_client_is_asked_while_the_call_waits() {
     }
 }
 
+// Shows: D7.3
 #[tokio::test]
 async fn a_call_that_needs_confirmation_fails_without_elicitation() {
     let (world, strings) = world();

@@ -106,6 +106,7 @@ pub(super) fn call(tool: &str, meta: Option<Value>) -> Value {
 pub(super) const MODERN: [(&str, &str); 3] =
     [("mcp-protocol-version", "2026-07-28"), ("mcp-method", "tools/call"), ("mcp-name", "echo")];
 
+// Shows: E8.1
 #[tokio::test]
 async fn clients_of_every_revision_call_tools_over_http() {
     let world = World::new([Puppet::reading("echo", Act::Echo)]);
@@ -158,6 +159,7 @@ fn agreeing(revision: &str) -> (Agreeing, ClientLifecycleMode) {
     (Agreeing(client), lifecycle)
 }
 
+// Shows: D7.1, E8.2
 #[tokio::test]
 async fn real_clients_ask_their_users_over_both_transports() {
     let (wipe, strings) = Puppet::new(ToolSpec::new("wipe", "Wipes").confirm(), [Act::Say("wiped")]);

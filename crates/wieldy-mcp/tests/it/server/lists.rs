@@ -10,6 +10,7 @@ use super::{Wire, meta};
 
 const REVISION: &str = "2025-11-25";
 
+// Shows: C1.1, E8.2
 #[tokio::test]
 async fn a_tool_is_listed_with_all_that_it_declares() {
     let mut spec = ToolSpec::new("weigh", "Weighs a thing").read_only();
@@ -73,6 +74,7 @@ async fn a_long_list_comes_in_pages_in_the_order_of_names() {
     wire.close().await;
 }
 
+// Shows: D4.1
 #[tokio::test]
 async fn each_caller_sees_the_tools_of_its_scopes() {
     let (secret, _) = Puppet::new(ToolSpec::new("secret", "for few").scope("ops"), [Act::Echo]);
@@ -91,6 +93,7 @@ async fn each_caller_sees_the_tools_of_its_scopes() {
     }
 }
 
+// Shows: D6.1
 #[tokio::test]
 async fn each_caller_sees_the_tools_of_its_plan() {
     let world = World::with([Puppet::reading("one", Act::Echo), Puppet::reading("two", Act::Echo)], |builder| {
@@ -119,6 +122,7 @@ async fn each_caller_sees_the_tools_of_its_plan() {
     wire.close().await;
 }
 
+// Shows: B1.2
 #[tokio::test]
 async fn a_client_is_told_when_the_tools_change() {
     let world = World::new([Puppet::reading("one", Act::Echo)]);

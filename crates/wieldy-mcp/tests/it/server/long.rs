@@ -24,6 +24,7 @@ fn id(answer: &Value) -> String {
     answer["result"]["_meta"]["wieldy/execution"].as_str().unwrap().to_owned()
 }
 
+// Shows: X1.1
 #[tokio::test(start_paused = true)]
 async fn a_call_that_takes_too_long_is_answered_with_a_handle() {
     let world = World::new([slow(100)]);
@@ -57,6 +58,7 @@ async fn a_call_that_takes_too_long_is_answered_with_a_handle() {
     assert_eq!(begun, 1, "waiting is no call");
 }
 
+// Shows: B11.2, X1.2
 #[tokio::test(start_paused = true)]
 async fn a_handle_has_the_output_so_far_and_fits_clients_that_check_answers() {
     let mut spec = ToolSpec::new("prints", "prints").timeout(LONG).provider(Provider::Mcp("git".into()));
@@ -99,6 +101,7 @@ fn with_tasks() -> Value {
     meta(json!({"extensions": {"io.modelcontextprotocol/tasks": {}}}))
 }
 
+// Shows: B3.1, E8.2
 #[tokio::test(start_paused = true)]
 async fn a_client_that_knows_tasks_gets_one() {
     let world = World::new([slow(30)]);
@@ -205,6 +208,7 @@ async fn a_confirmed_call_becomes_a_task() {
     world.check();
 }
 
+// Shows: B3.1
 #[tokio::test(start_paused = true)]
 async fn only_the_caller_of_a_task_can_cancel_it() {
     let world = World::new([Puppet::writing("waits", Act::PrintAndWait("so far"))]);

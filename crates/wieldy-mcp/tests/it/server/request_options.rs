@@ -31,6 +31,7 @@ fn error(answer: &Value) -> (&Value, &Value, &Value) {
     (&error["code"], &error["message"], &error["suggestion"])
 }
 
+// Shows: A2.1, E8.3
 #[tokio::test(start_paused = true)]
 async fn a_request_may_ask_for_more_time_fewer_retries_and_labels() {
     let slow = Puppet::reading("slow", Act::Take(Duration::from_secs(45)));
@@ -84,6 +85,7 @@ async fn a_wrong_or_unknown_option_is_refused_on_record() {
     assert!(!world.tape().contains("tool.call.started"), "nothing ran");
 }
 
+// Shows: A7
 #[tokio::test]
 async fn the_operator_may_allow_a_higher_priority() {
     let world = World::new([Puppet::reading("look", Act::Say("seen"))]);
@@ -94,6 +96,7 @@ async fn the_operator_may_allow_a_higher_priority() {
     wire.close().await;
 }
 
+// Shows: D11.1
 #[tokio::test]
 async fn context_and_metadata_come_from_the_request_and_never_from_arguments() {
     let world = World::new([teller()]);

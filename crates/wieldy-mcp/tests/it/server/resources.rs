@@ -32,6 +32,7 @@ fn text(answer: &Value) -> (&str, &Value) {
     (contents["text"].as_str().unwrap(), &contents["_meta"]["wieldy/part"])
 }
 
+// Shows: X5.1
 #[tokio::test]
 async fn the_whole_output_is_named_listed_and_read() {
     let world = world();

@@ -12,6 +12,7 @@ use super::{Wire, meta, shown};
 
 const OLDER: [&str; 4] = ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"];
 
+// Shows: E8.1
 #[tokio::test]
 async fn a_client_of_each_older_revision_lists_and_calls_tools() {
     let world = World::new([Puppet::reading("echo", Act::Echo)]);
@@ -49,6 +50,7 @@ async fn a_client_of_each_older_revision_lists_and_calls_tools() {
     assert!(agents.iter().all(|agent| agent == "tester"), "the client's name is the agent's: {agents:?}");
 }
 
+// Shows: E8.1
 #[tokio::test]
 async fn a_client_of_the_newest_revision_needs_no_handshake() {
     let world = World::new([Puppet::reading("echo", Act::Echo)]);

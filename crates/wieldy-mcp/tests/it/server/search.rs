@@ -52,6 +52,7 @@ async fn only_what_is_wanted_is_listed() {
     assert_eq!(listed(&world, Expose { providers: vec!["mcp:git".into()], ..none() }).await, ["batch", "result_wait"]);
 }
 
+// Shows: B1.1
 #[tokio::test]
 async fn hundreds_of_tools_cost_little_and_are_found_described_and_called() {
     let world = many();

@@ -121,6 +121,7 @@ async fn when_a_helper_is_killed_everything_in_its_care_goes_and_the_next_call_w
 }
 
 /// P-SBX-20; the tests of `wieldy-store` check the records after a kill.
+// Shows: B5.3
 #[test]
 fn when_the_executor_is_killed_nothing_of_twenty_sandboxes_is_left() {
     const NAME: &str = "escape::ending::when_the_executor_is_killed_nothing_of_twenty_sandboxes_is_left";

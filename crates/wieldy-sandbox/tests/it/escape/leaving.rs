@@ -214,6 +214,7 @@ async fn calls(arena: &Arena, place: &Place, count: usize) {
     }
 }
 
+// Shows: B5.2
 #[test]
 fn ten_thousand_calls_leave_nothing() {
     if !in_own_process("escape::leaving::ten_thousand_calls_leave_nothing") {

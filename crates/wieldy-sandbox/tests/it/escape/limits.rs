@@ -97,6 +97,7 @@ const DISK: (Limit, u64) = (Limit::DiskBytes, 64 * MIB);
 const FILES: (Limit, u64) = (Limit::DiskFiles, 2000);
 
 /// P-SBX-13.
+// Shows: B7.1
 #[tokio::test]
 async fn a_fork_bomb_stays_within_its_processes() {
     let script = "exec python3 -c '
@@ -141,6 +142,7 @@ import os; os._exit(1)'";
 }
 
 /// P-SBX-14.
+// Shows: B7.1
 #[tokio::test]
 async fn a_memory_bomb_on_the_heap_is_ended() {
     let before = resident_kib();
@@ -188,6 +190,7 @@ async fn much_of_a_file_read_is_no_memory_bomb() {
 }
 
 /// P-SBX-15.
+// Shows: B7.1
 #[tokio::test]
 async fn a_huge_file_is_stopped() {
     for folder in [".", "/tmp", "/dev/shm", "$HOME"] {
@@ -381,6 +384,7 @@ async fn private_folders_are_limited_by_each_call_not_by_the_call_that_built_the
 }
 
 /// P-SBX-16.
+// Shows: B7.1
 #[tokio::test]
 async fn descriptors_run_out_for_the_command_only() {
     let script = "python3 -c '
@@ -559,6 +563,7 @@ async fn files_that_a_session_makes_are_limited_for_all_of_its_calls() {
     assert_eq!((fine.stdout.as_str(), fine.exit.overrun), ("fine\n", None));
 }
 
+// Shows: B8.3
 #[tokio::test]
 async fn a_sandbox_within_another_has_no_more_than_that_one() {
     if !is_by_kernel(Limit::MemoryBytes).await {

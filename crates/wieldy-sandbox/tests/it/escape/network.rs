@@ -61,6 +61,7 @@ fn addresses() -> String {
 }
 
 /// P-SBX-03, P-SBX-04.
+// Shows: B9.3
 #[tokio::test]
 async fn no_host_is_reached_from_a_sandbox_without_a_network() {
     let arena = Arena::new();

@@ -27,6 +27,7 @@ fn server() -> (u16, Arc<AtomicUsize>) {
     (port, asked)
 }
 
+// Shows: B9.3
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn listed_hosts_are_reached_and_no_others() {
     reaches_listed_hosts_and_no_others(Arena::new()).await;

@@ -81,6 +81,7 @@ async fn secrets_in_the_workspace_and_in_mounted_folders_are_hidden(mut arena: A
     assert_eq!(fs::read_to_string(arena.workspace.join(".env")).unwrap(), arena.canary);
 }
 
+// Shows: B9.2
 #[tokio::test]
 async fn secrets_in_deeper_folders_of_the_workspace_are_hidden() {
     let arena = Arena::new();

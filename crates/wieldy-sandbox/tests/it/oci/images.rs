@@ -9,6 +9,7 @@ use wieldy_sandbox::{OciOptions, Rootfs};
 use super::Driver;
 
 mod runc {
+    // Shows: B6.1
     #[tokio::test]
     async fn programs_can_come_from_a_folder_or_an_image() {
         super::programs_can_come_from_a_folder_or_an_image(super::Level::Runc).await;

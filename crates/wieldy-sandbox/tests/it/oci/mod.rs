@@ -570,6 +570,7 @@ async fn a_runtime_that_works_says_its_version(level: Level) {
     driver.close().await;
 }
 
+// Shows: B6.2
 #[tokio::test]
 async fn a_runtime_that_does_not_work_says_why_and_nothing_else_runs_instead() {
     let Some(driver) = Driver::with(Level::Runc, |options| OciOptions { program: Some("/no/runc".into()), ..options })

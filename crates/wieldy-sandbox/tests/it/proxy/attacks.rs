@@ -197,6 +197,7 @@ async fn a_refusal_tells_the_client_what_was_refused_and_how_to_allow_it() {
     }
 }
 
+// Shows: B9.3
 #[tokio::test]
 async fn each_hop_of_a_redirect_is_checked() {
     let inside = Host::named("metadata").await;
