@@ -10,11 +10,14 @@ use serde_json::{Map, Value};
 
 use crate::call::{Call, Caller};
 use crate::error::{CallError, Code};
-use crate::input::ARGUMENTS_DEPTH_MAX;
 use crate::schema::measure;
 
 /// Maximum size of a call's context, and of its metadata, as JSON.
 pub const BESIDE_BYTES_MAX: usize = 16 * 1024;
+
+/// Maximum depth of a call's context, and of its metadata. Readers of the history have a limit of depth for a record as
+/// a whole.
+const DEPTH_MAX: usize = 64;
 
 impl Call {
     /// Settles the context: the caller's own keys replace those of the call, and an empty context is none.
@@ -64,10 +67,10 @@ fn check(name: &str, value: Option<&Value>) -> Result<(), CallError> {
         );
     }
     // The depth is checked first, because writing a value goes as deep as the value is.
-    let is_small = measure(value, ARGUMENTS_DEPTH_MAX, BESIDE_BYTES_MAX).is_some();
+    let is_small = measure(value, DEPTH_MAX, BESIDE_BYTES_MAX).is_some();
     if !is_small || value.to_string().len() > BESIDE_BYTES_MAX {
         let message = format!(
-            "the {name} of the call is too large: at most {BESIDE_BYTES_MAX} bytes as JSON and {ARGUMENTS_DEPTH_MAX} levels"
+            "the {name} of the call is too large: at most {BESIDE_BYTES_MAX} bytes as JSON and {DEPTH_MAX} levels"
         );
         return refused(message, "send less; what is large goes into a file of the workspace or into an argument");
     }
@@ -113,9 +116,11 @@ mod tests {
         assert_eq!([told(json!([1])), told(Value::Null)], [Some(no_object.clone()), Some(no_object)]);
         let of = |bytes: usize| json!({"k": "x".repeat(bytes - r#"{"k":""}"#.len())});
         assert_eq!(told(of(BESIDE_BYTES_MAX)), None);
-        let large = "the metadata of the call is too large: at most 16384 bytes as JSON and 128 levels".to_owned();
+        let large = "the metadata of the call is too large: at most 16384 bytes as JSON and 64 levels".to_owned();
         let deep = (0..100_000).fold(Value::Null, |inner, _| Value::Array(vec![inner]));
         let deep = Value::Object(Map::from_iter([("a".to_owned(), deep)]));
+        let nested = |levels: usize| (1..levels).fold(json!({}), |inner, _| json!({ "a": inner }));
+        assert_eq!([told(nested(64)), told(nested(65))], [None, Some((Code::ValidationFailed, large.clone()))]);
         // Escapes count: a control character takes six bytes.
         for value in [of(BESIDE_BYTES_MAX + 1), json!({"k": "\u{1}".repeat(3000)})] {
             assert_eq!(told(value), Some((Code::ValidationFailed, large.clone())));

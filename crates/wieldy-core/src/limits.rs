@@ -67,16 +67,15 @@ pub struct CallLimit {
 impl CallLimit {
     /// Returns the value for a call that asks for this much, or the refusal.
     fn asked(&self, asked: Option<u64>) -> Result<Option<u64>, CallError> {
-        let is_more = |limit: Option<u64>| limit.zip(asked).is_some_and(|(limit, asked)| asked > limit);
         match asked {
             None => Ok(self.value),
-            Some(_) if !(is_more(self.value) && is_more(self.max)) => Ok(asked),
-            Some(asked) => Err(self.refusal(asked)),
+            Some(asked) if self.max.is_some_and(|max| asked > max) => Err(self.refusal(asked)),
+            Some(_) => Ok(asked),
         }
     }
 
     fn refusal(&self, asked: u64) -> CallError {
-        let allowed = self.max.max(self.value).unwrap_or_default();
+        let allowed = self.max.unwrap_or_default();
         let whose = match self.max_from {
             LimitOrigin::Executor | LimitOrigin::ExecutorMax | LimitOrigin::BuiltIn => "of this executor",
             LimitOrigin::Tool | LimitOrigin::ToolMax | LimitOrigin::OperatorForTool => "of the tool",
@@ -147,7 +146,9 @@ impl LimitSources {
         let lower = |one: (u64, LimitOrigin), other: (u64, LimitOrigin)| if other.0 < one.0 { other } else { one };
         let held = self.maxima.iter().filter_map(of).reduce(lower);
         let default = self.defaults.iter().filter_map(of).next();
-        let value = default.into_iter().chain(held).reduce(lower);
+        let parent = parent.map(|parent| (parent, LimitOrigin::Parent));
+        let own = default.into_iter().chain(held).reduce(lower);
+        let value = own.map(|own| parent.into_iter().fold(own, lower));
         // The operator's own defaults may be above the built-in maximum: then a call may ask for as much.
         let machine = self.machine.named()[at].1.map(|has| (has, LimitOrigin::Machine));
         let built_in = of(&(ResourceLimits::CALL_MAX, LimitOrigin::BuiltIn));
@@ -155,7 +156,6 @@ impl LimitSources {
         let higher = |one: (u64, LimitOrigin), other: (u64, LimitOrigin)| if other.0 > one.0 { other } else { one };
         let usual = default.and_then(|_| self.defaults.iter().filter_map(of).chain(built_in).reduce(higher));
         let usual = usual.filter(|_| self.executor_max.named()[at].1.is_none());
-        let parent = parent.map(|parent| (parent, LimitOrigin::Parent));
         let max = usual.into_iter().chain(held).chain(parent).reduce(lower);
         let parts = |part: Option<(u64, LimitOrigin)>| (part.map(|(value, _)| value), part.map(|(_, from)| from));
         let ((value, from), (max, max_from)) = (parts(value), parts(max));
@@ -192,6 +192,7 @@ impl Executor {
         let plan = engine.policy.plan(caller).map_or(ResourceLimits::NONE, |plan| plan.resources);
         [tool.spec.limits, tool.spec.limits_max, plan].iter().all(|limits| *limits == ResourceLimits::NONE)
             && !engine.tool_limits.contains_key(tool.name.as_str())
+            && self.limits_of_place(caller) == ResourceLimits::NONE
     }
 
     fn limit_sources(&self, caller: &Caller, tool: &Registered) -> LimitSources {

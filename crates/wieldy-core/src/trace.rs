@@ -13,9 +13,12 @@ pub(crate) use panics::{forget_place, take_place};
 
 use crate::error::CallError;
 use crate::redact::{self, Redacted};
+use crate::schema::measure;
 
 /// Maximum bytes of a trace, and of a server's error data as JSON.
 pub(crate) const TRACE_BYTES_MAX: usize = 16 * 1024;
+/// Maximum depth of a server's error data. Readers of a result have a limit of depth for the result as a whole.
+const DATA_DEPTH_MAX: usize = 64;
 /// The bytes of standard error that are searched for a traceback.
 pub(crate) const STDERR_BYTES_MAX: usize = 2 * TRACE_BYTES_MAX;
 /// The keys of a server's error data that hold a trace.
@@ -42,7 +45,7 @@ pub(crate) fn complete(error: &mut CallError, stderr: Option<&str>, arguments: &
         *data = redact::value(data).into_owned();
         arguments.hide_in(data);
         let json = data.to_string();
-        if json.len() > TRACE_BYTES_MAX {
+        if json.len() > TRACE_BYTES_MAX || measure(data, DATA_DEPTH_MAX, usize::MAX).is_none() {
             *data = cut(&json, TRACE_BYTES_MAX).into();
         }
     }
@@ -121,6 +124,17 @@ mod tests {
         assert!(trace.contains(" of 40010 bytes left out …"));
         let data = error.details["data"].as_str().expect("it is cut").to_owned();
         assert!(data.len() <= TRACE_BYTES_MAX && data.starts_with(r#"{"trace":"éé"#), "{data}");
+    }
+
+    #[test]
+    fn data_too_deep_for_the_readers_of_a_result_are_a_text() {
+        let nested =
+            |levels: usize| (1..levels).fold(json!({"hint": "rosebud-1941"}), |inner, _| json!({ "a": inner }));
+        let shallow = completed(nested(64), None);
+        assert!(shallow.details["data"].is_object());
+        let deep = completed(nested(65), None);
+        let text = nested(65).to_string().replace("rosebud-1941", "[redacted]");
+        assert_eq!(deep.details["data"], json!(text));
     }
 
     #[test]

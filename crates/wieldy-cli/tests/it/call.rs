@@ -608,7 +608,7 @@ fn context_and_metadata_that_are_no_objects_are_refused() {
     let world =
         World::new().file("a.txt", "one\n").file("large.json", &format!("{{\"k\": \"{}\"}}", "x".repeat(20_000)));
     let run = |option: &str, value: &str| world.run(&["call", "Read", "path=a.txt", option, value]);
-    let large = "error[E3002]: the metadata of the call is too large: at most 16384 bytes as JSON and 128 levels";
+    let large = "error[E3002]: the metadata of the call is too large: at most 16384 bytes as JSON and 64 levels";
     let wrong = world.run(&["history", "--metadata", "run"]);
     for (told, exit, message) in [
         (run("--context", "[1]"), 3, "error[E3002]: `--context` is not a JSON object"),

@@ -55,14 +55,29 @@ impl StreamRedactor {
 
     /// Returns the places of secrets in the text, and a value that has not ended yet.
     fn places(&self) -> (Vec<Range<usize>>, Option<OpenSecret>) {
+        self.places_in(&self.text)
+    }
+
+    fn places_in(&self, text: &str) -> (Vec<Range<usize>>, Option<OpenSecret>) {
         if !self.is_exact {
-            return places(&self.text, self.own.as_ref());
+            return places(text, self.own.as_ref());
         }
         let mut found = Vec::new();
         if let Some(known) = known_secrets::of_process() {
-            known.find(&self.text, &mut found);
+            known.find(text, &mut found);
         }
         (merged(found), None)
+    }
+
+    /// Returns the end of a part of a long secret that is found as a secret on its own. The rest can be dropped: text
+    /// that follows is judged by this part.
+    fn enough_of(&self, secret: &Range<usize>) -> Option<usize> {
+        [3, 6].into_iter().find_map(|words| {
+            let end = self.text.floor_char_boundary(secret.start + words * WORD_BYTES_MAX);
+            let (found, _) = self.places_in(&self.text[..end.min(secret.end)]);
+            let part = found.into_iter().find(|part| part.start <= secret.start && secret.start < part.end)?;
+            (part.end < secret.end).then_some(part.end)
+        })
     }
 
     /// Adds bytes, and returns the text that can be shown now. Bytes that are not text become the replacement
@@ -92,8 +107,8 @@ impl StreamRedactor {
                     cut = unfinished_known.map_or(late, |unfinished| unfinished.min(late));
                     if let Some(place) = within_secret(cut) {
                         cut = if place.end < end { place.end } else { place.start };
-                        let much = self.text.floor_char_boundary(place.start + 3 * WORD_BYTES_MAX);
-                        kept = (place.end == end && much < end).then(|| (much, String::new()));
+                        let much = (place.end == end).then(|| self.enough_of(place)).flatten();
+                        kept = much.map(|much| (much, String::new()));
                     }
                 }
             }
@@ -249,6 +264,19 @@ mod tests {
             let mut stream = StreamRedactor::default();
             let shown: String = text.as_bytes().chunks(size).map(|bytes| stream.push(bytes)).collect();
             assert_eq!(shown + &stream.finish(), "it is: correct horse or [redacted], and [redacted]", "by {size}");
+        }
+    }
+
+    #[test]
+    fn a_long_known_secret_is_not_shown_in_part_when_its_text_is_shortened() {
+        let secret: String = (0..1500).map(|at| char::from(b'a' + (at * at % 23 % 26) as u8)).collect();
+        assert!(known_secrets::hide(&secret));
+        let percent: String = secret.bytes().map(|byte| format!("%{byte:02x}")).collect();
+        for end in [" ", "\n", "x"] {
+            let mut stream = StreamRedactor::default();
+            let shown = [stream.push(format!(" {percent}").as_bytes()), stream.push(end.as_bytes()), stream.finish()];
+            let shown = shown.concat();
+            assert!(shown.starts_with(" [redacted]") && !shown.contains('%'), "{shown}");
         }
     }
 

@@ -49,7 +49,7 @@ async fn what_is_no_object_or_too_large_is_refused_on_record() {
     let world = World::new([teller()]);
     let large = json!({"k": "x".repeat(16 * 1024)});
     let (no_object, too_large) =
-        ("of a call is a JSON object", "is too large: at most 16384 bytes as JSON and 128 levels");
+        ("of a call is a JSON object", "is too large: at most 16384 bytes as JSON and 64 levels");
     for (value, message) in [(json!("a"), no_object), (json!([]), no_object), (large, too_large)] {
         for (name, call) in [
             ("context", call("tell", value.clone())),

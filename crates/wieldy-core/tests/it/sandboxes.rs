@@ -4,11 +4,11 @@ use std::sync::{Arc, Mutex};
 
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use wieldy_core::{
-    Call, CallError, Caller, Code, Command, Confinement, Exit, Level, Options, OutputSink, Place, ResourceLimits,
-    Sandbox, SandboxChange, SandboxError, SandboxId, SandboxRef, SandboxStatus,
+    Call, CallError, Caller, Code, Command, Confinement, Exit, Level, Options, Outcome, OutputSink, Place,
+    ResourceLimits, Run, Sandbox, SandboxChange, SandboxError, SandboxId, SandboxRef, SandboxStatus, ToolSpec, tool,
 };
 use wieldy_testkit::{Act, Puppet, World};
 
@@ -174,4 +174,38 @@ async fn a_call_may_not_ask_for_more_than_its_parent_sandbox_has() {
     assert_eq!(called(memory(1500 << 20)).await, None);
     let error = called(memory((1500 << 20) + 1)).await.unwrap();
     assert_eq!((error.code, &error.details["held_by"]), (Code::ResourceLimitExceeded, &json!("parent")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_small_parent_sandbox_reduces_no_limit_in_silence() {
+    let seen = Arc::new(Mutex::new(None));
+    let note = Arc::clone(&seen);
+    let tool = tool(ToolSpec::new("t", "").read_only(), move |_: Value, run: Run| {
+        let note = Arc::clone(&note);
+        async move {
+            *note.lock().unwrap() = run.confinement().limits.memory_bytes;
+            Ok(Outcome::text(""))
+        }
+    });
+    let world = World::with([Arc::new(tool) as _], |builder| {
+        *builder = std::mem::take(builder).sandbox(Books::default());
+        builder.isolation = Level::Native;
+    });
+    let memory = |bytes| ResourceLimits { memory_bytes: Some(bytes), ..ResourceLimits::NONE };
+    let mine = caller("one", "a", None);
+    let id = world.executor.create_sandbox(&mine, None, memory(500 << 20)).await.unwrap().sandbox.id;
+    let called = async |limits| {
+        let call = Call::new("t", json!({})).by(within(&id, &mine));
+        world.executor.call(call.with(Options { limits, ..Options::default() })).await.error
+    };
+    // More than the parent has, and less than the executor's default.
+    let error = called(memory(800 << 20)).await.unwrap();
+    let details = ["held_by", "asked", "allowed"].map(|name| error.details[name].clone());
+    assert_eq!(
+        (error.code, details),
+        (Code::ResourceLimitExceeded, [json!("parent"), json!(800 << 20), json!(500 << 20)])
+    );
+    for (asked, held) in [(memory(400 << 20), 400 << 20), (ResourceLimits::NONE, 500 << 20)] {
+        assert_eq!((called(asked).await, *seen.lock().unwrap()), (None, Some(held)));
+    }
 }

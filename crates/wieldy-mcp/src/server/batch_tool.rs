@@ -172,13 +172,6 @@ fn read(shared: &Shared, caller: &Arc<Caller>, arguments: &Value) -> Result<Batc
             .detail("asked", count)
             .detail("allowed", count_max));
     }
-    let own = given.calls.iter().find(|call| MetaTool::named(&call.tool, shared, caller).is_some());
-    if let Some(CallArguments { tool, .. }) = own {
-        let message = format!("`{tool}` cannot be called in a batch: it is a tool of this server's own, about calls");
-        return Err(
-            CallError::new(Code::ValidationFailed, message).suggest("call it by itself; none of the calls was run")
-        );
-    }
     Ok(given)
 }
 
@@ -190,6 +183,13 @@ fn begin(
     from_request: &RequestOptions,
     may_ask: bool,
 ) -> Result<RunningBatch, Refusal> {
+    let own = given.calls.iter().find(|call| MetaTool::named(&call.tool, shared, caller).is_some());
+    if let Some(CallArguments { tool, .. }) = own {
+        let message = format!("`{tool}` cannot be called in a batch: it is a tool of this server's own, about calls");
+        let error = CallError::new(Code::ValidationFailed, message);
+        let error = error.suggest("call it by itself; none of the calls was run");
+        return Err(Refusal { error, calls: given.calls });
+    }
     let key = from_request.options.idempotency_key.as_deref();
     if key.is_some() && given.calls.iter().any(|call| call.id.is_none()) {
         let message = "a batch with an idempotency key has a call without an `id`, so that call would have no key";

@@ -84,9 +84,15 @@ impl MetaTool {
     }
 }
 
-/// Returns true if the tool `batch` is ours for this caller: a registered tool of this name keeps it.
+/// Returns true if the tool `batch` is ours for this caller. A registered tool of this very name keeps it, and a server's
+/// tool that has it as its short name does not.
 fn has_batch(shared: &Shared, caller: &Caller) -> bool {
-    shared.options.batch != BatchCalls::Off && shared.executor.registry().find(BATCH, caller).is_err()
+    let registered = shared.executor.registry().find(BATCH, caller);
+    let keeps_name = registered.is_ok_and(|tool| {
+        let spec = tool.spec();
+        std::iter::once(&spec.name).chain(&spec.aliases).any(|name| name == BATCH)
+    });
+    shared.options.batch != BatchCalls::Off && !keeps_name
 }
 
 /// Returns the definitions of our own tools for a caller.

@@ -9,7 +9,12 @@ use wieldy_testkit::{Act, Puppet};
 
 use crate::world::{LiveExecutor, TestHistory};
 
-on_each_database!(metadata_is_stored_under_one_key_and_found, entries_go_with_their_calls, a_copy_finds_the_same_calls);
+on_each_database!(
+    metadata_is_stored_under_one_key_and_found,
+    the_deepest_metadata_can_be_proven,
+    entries_go_with_their_calls,
+    a_copy_finds_the_same_calls,
+);
 
 fn living(history: &TestHistory) -> LiveExecutor {
     history.executor([Puppet::writing("write", Act::Echo)])
@@ -69,6 +74,25 @@ async fn metadata_is_stored_under_one_key_and_found(history: TestHistory) {
     assert_eq!((&stored[3], stored[4]["k19"].as_u64()), (&Value::Null, Some(19)));
     drop(living);
     history.check();
+}
+
+/// Readers of JSON have a limit of depth. A record that they could not read would look like a broken trail.
+async fn the_deepest_metadata_can_be_proven(history: TestHistory) {
+    let living = living(&history);
+    let nested = |levels: usize| (1..levels).fold(json!({}), |inner, _| json!({ "a": inner }));
+    let mut taken = Vec::new();
+    for levels in [1, 64, 65, 100, 126, 127, 128] {
+        let call = Call::new("write", json!({ "n": levels })).metadata(nested(levels));
+        if living.executor.call(call).await.is_success() {
+            taken.push(levels);
+        }
+    }
+    assert_eq!(taken, [1, 64]);
+    drop(living);
+    history.check();
+    let stored = history.store().search(&Query::default(), 100).unwrap().executions;
+    let deepest = stored.into_iter().find(|call| call.parameters == Some(json!({"n": 64}))).unwrap();
+    assert_eq!(deepest.metadata, Some(json!({ "caller": nested(64) })));
 }
 
 async fn entries_go_with_their_calls(history: TestHistory) {

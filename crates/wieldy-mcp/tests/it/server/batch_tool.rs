@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use wieldy_core::{Caller, Outcome, Plan, Policy, Run, SharedTool, ToolSpec, tool};
+use wieldy_core::{Caller, Outcome, Plan, Policy, Provider, Run, SharedTool, ToolSpec, tool};
 use wieldy_mcp::server::{BatchCalls, Expose, Server, ServerOptions};
 use wieldy_testkit::{Act, Puppet, World};
 
@@ -159,6 +159,19 @@ async fn a_registered_tool_of_that_name_keeps_it() {
     wire.close().await;
 }
 
+/// A server that comes up must not take over the name, and with it the arguments of every later batch.
+#[tokio::test]
+async fn a_servers_tool_with_that_short_name_does_not_take_it() {
+    let servers = ToolSpec::new("up__batch", "").provider(Provider::Mcp("up".into()));
+    let (foreign, strings) = Puppet::new(servers, [Act::Echo]);
+    let world = World::new([say(), foreign]);
+    assert!(listed(&world, ServerOptions::default()).await.is_some());
+    let mut wire = wire(&world, ServerOptions::default()).await;
+    let calls = json!({"calls": [{"id": "a", "tool": "say", "arguments": {"text": "x"}}]});
+    let answer = batch(&mut wire, 2, calls, json!({})).await;
+    assert_eq!((results(&answer), strings.runs()), ("=== [id] [a] say: success\nx in {}\n", 0));
+}
+
 #[tokio::test]
 async fn senseless_batches_are_refused_before_anything_runs() {
     let (read, reads) = Puppet::new(ToolSpec::new("read", "").read_only(), [Act::Say("seen")]);
@@ -190,7 +203,7 @@ async fn senseless_batches_are_refused_before_anything_runs() {
     assert_eq!(error(&told).0, "E3002");
     wire.close().await;
     assert_eq!(reads.runs(), 0);
-    assert_eq!(world.tape().matches("tool.call.failure").count(), 3, "wrong options are on record: {}", world.tape());
+    assert_eq!(world.tape().matches("tool.call.failure").count(), 9, "all but unread batches are on record");
 }
 
 #[tokio::test]
