@@ -19,7 +19,7 @@
 //!
 //! | sandboxes | |
 //! | --- | --- |
-//! | `pool.rs` | the sandboxes of a level: each built once by the first call that needs it; idle ones are evicted |
+//! | `pool.rs` | the sandboxes of a level: each built once by the first call that needs it and announced; idle ones are evicted |
 //! | `disk_quota.rs` | bytes and files that all calls of a session may write together |
 //! | `limits.rs` | usage of a command, and the limit that it passed |
 //! | `machine.rs` | the processors and memory of this machine |

@@ -5,6 +5,7 @@
 //! a sandbox as a [`Lease`], made while the pool is locked: as long as one exists the sandbox is in use, and neither
 //! the janitor nor the eviction takes it.
 
+mod announcement;
 mod eviction;
 mod janitor;
 mod live;
@@ -19,10 +20,11 @@ use futures_util::future::BoxFuture;
 use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
 use wieldy_core::{
-    Command, Confinement, Ended, Exit, FileRules, Level, Network, OutputSink, Place, SandboxChange, SandboxError,
-    SandboxId, SandboxStatus,
+    Command, Confinement, Ended, Exit, FileRules, Level, Network, OutputSink, Place, SandboxError, SandboxId,
+    SandboxStatus,
 };
 
+use self::announcement::Listener;
 use self::eviction::Eviction;
 pub use self::eviction::IdleLimits;
 pub(crate) use self::live::{Backend, Lease, Live, Record};
@@ -58,7 +60,7 @@ pub(crate) struct Pool<B: Backend> {
     own: Mutex<Vec<Arc<B::Live>>>,
     eviction: Eviction,
     disk_quota: DiskQuota,
-    listener: OnceLock<Arc<dyn Fn(SandboxChange) + Send + Sync>>,
+    listener: OnceLock<Listener>,
     has_janitor: OnceLock<()>,
     // After the sandboxes, whose files are in its folder.
     backend: Arc<B>,
@@ -138,13 +140,13 @@ impl<B: Backend> Pool<B> {
             let taken = self.take(|live, _| live.record().id() == id);
             let was_there = !taken.is_empty();
             for live in taken {
-                self.end(live, false).await;
+                end(live, false).await;
             }
             was_there
         })
     }
 
-    pub(crate) fn listen(&self, listener: Arc<dyn Fn(SandboxChange) + Send + Sync>) {
+    pub(crate) fn listen(&self, listener: Listener) {
         let _ = self.listener.set(listener);
     }
 
@@ -152,14 +154,14 @@ impl<B: Backend> Pool<B> {
     async fn run_once(self: &Arc<Self>, call: &Call<'_>) -> Result<Ran, SandboxError> {
         let live = unless_stopped::<B, _>(call.stop, self.backend.build_own(call.confinement)).await?;
         self.employ_janitor();
-        self.report(SandboxChange::Created(live.record().made().clone()));
+        live.record().announce(self.listener.get());
         let listed = Listed::new(&self.own, &live);
         let ran = self.run_in(&live, call).await;
         drop(listed);
         let (pool, confinement) = (Arc::clone(self), call.confinement.clone());
         // No process is left; the rest need not be waited for.
         tokio::spawn(async move {
-            pool.end(live, pool.backend.lingers()).await;
+            end(live, pool.backend.lingers()).await;
             pool.backend.replenish(&confinement).await;
         });
         ran
@@ -184,7 +186,7 @@ impl<B: Backend> Pool<B> {
         if is_gone || ran.as_ref().is_err_and(SandboxError::is_crash) {
             // The next call gets a new sandbox, whichever way this one was lost.
             for lost in self.take(|live, _| live.record().made() == lease.record().made()) {
-                self.end(lost, false).await;
+                end(lost, false).await;
             }
         }
         drop(lease);
@@ -242,7 +244,7 @@ impl<B: Backend> Pool<B> {
         let build = async {
             let live = self.backend.build(confinement, outer).await?;
             live.record().touch();
-            self.report(SandboxChange::Created(live.record().made().clone()));
+            live.record().announce(self.listener.get());
             Ok(live)
         };
         let lease = kept_or_built(&self.entries, key, build, Lease::new).await?;
@@ -270,30 +272,20 @@ impl<B: Backend> Pool<B> {
         taken
     }
 
-    async fn end(&self, live: Arc<B::Live>, linger: bool) {
-        let made = live.record().made().clone();
-        live.end(linger).await;
-        self.report(SandboxChange::Destroyed(made));
-    }
-
     /// Ends idle sandboxes of sessions of which there are too many.
     async fn end_surplus(self: &Arc<Self>) {
-        let end = |surplus| {
-            let pool = Arc::clone(self);
-            async move { pool.end(surplus, false).await }
-        };
-        self.eviction.end_surplus(&self.entries, |key| &key.place, end).await;
-    }
-
-    fn report(&self, change: SandboxChange) {
-        if let Some(listener) = self.listener.get() {
-            listener(change);
-        }
+        self.eviction.end_surplus(&self.entries, |key| &key.place, |surplus| end(surplus, false)).await;
     }
 
     fn all(&self) -> Vec<Arc<B::Live>> {
         lock(&self.entries).values().filter_map(|cell| cell.get().cloned()).collect()
     }
+}
+
+/// Ends a sandbox, and announces that it is gone.
+async fn end<L: Live>(live: Arc<L>, linger: bool) {
+    Arc::clone(&live).end(linger).await;
+    live.record().announce_end();
 }
 
 /// A call on its way through the pool.

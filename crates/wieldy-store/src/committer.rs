@@ -50,6 +50,8 @@ pub(crate) struct Committer {
     /// The time of the last maintenance.
     pub(crate) maintained: Instant,
     pub(crate) prune_schedule: PruneSchedule,
+    /// True if there may be sandboxes of dead executors whose ends are not recorded.
+    pub(crate) has_lost_sandboxes: bool,
 }
 
 /// The schedule of retention.
@@ -266,7 +268,7 @@ impl Committer {
         let done = self.database.heartbeat(self.number);
         // If another process commits the logs of dead executors just now, this one need not wait.
         let done = done.and_then(|()| crate::recovery::commit_orphaned_wals(&mut *self.database, Duration::ZERO));
-        let done = done.and_then(|()| crate::recovery::recover_calls(self, false));
+        let done = done.and_then(|()| crate::recovery::recover(self, false));
         let done = done.and_then(|_| self.sign());
         if let Err(error) = done {
             tracing::warn!(error = &error as &dyn std::error::Error, "cannot maintain the history");

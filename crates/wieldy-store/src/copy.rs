@@ -121,6 +121,7 @@ const TABLES: &[CopiedTable] = &[
             ("expires_at", '@'),
         ],
     },
+    CopiedTable { name: "sandboxes", columns: &[("id", 'i'), ("instance", 'i'), ("sandbox", 't'), ("closer", 'i')] },
     CopiedTable { name: "metadata_entries", columns: &[("entry", 'b'), ("execution", 'i')] },
     CopiedTable {
         name: "heads",

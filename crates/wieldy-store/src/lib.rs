@@ -8,7 +8,7 @@
 //! `wal` is its write-ahead log, and `wal_writer` the thread that writes it; `committer` is the thread that commits to
 //! the database, `claim` has the claims of idempotency keys. `recovery` commits the
 //! logs that dead executors left (after `kill -9`; `sqlite/liveness` finds them), closes their calls, and returns the
-//! results that clients may still ask for (table `answers`). `query` and
+//! results that clients may still ask for (table `answers`); `sandboxes` records the ends of their sandboxes. `query` and
 //! `events` read, `history_tools` and `log_tools` are the same as tools for agents. `verify` checks that the history is
 //! whole, `audit` signs it, `retention` drops old records, `copy` copies a history. `database` is the interface that
 //! `sqlite` and `postgres` implement.
@@ -30,6 +30,7 @@ mod wal;
 mod wal_writer;
 
 mod recovery;
+mod sandboxes;
 
 mod cursor;
 mod events;

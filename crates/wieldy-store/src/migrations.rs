@@ -8,6 +8,17 @@ pub(crate) struct Migration {
     pub(crate) down: &'static str,
 }
 
+/// Returns the step whose two files begin with this path below `migrations`.
+macro_rules! migration {
+    ($path:literal) => {
+        $crate::migrations::Migration {
+            up: include_str!(concat!("../../migrations/", $path, ".up.sql")),
+            down: include_str!(concat!("../../migrations/", $path, ".down.sql")),
+        }
+    };
+}
+pub(crate) use migration;
+
 /// Fails if a newer program made the tables.
 pub(crate) fn check(found: u32, known: &[Migration]) -> Result<(), StoreError> {
     let known = known.len() as u32;

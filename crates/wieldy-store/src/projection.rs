@@ -14,6 +14,7 @@ use crate::hash_chain::{CallRef, Hash, Head, Placed, Record};
 use crate::histogram::{self, BucketCounts, BucketKey};
 use crate::metadata::{self, CALLER, EntryHash};
 use crate::record_to_row::{Closed, Opened, RowChange};
+use crate::sandboxes::SandboxChange;
 
 /// A row of `tool_executions`.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -238,6 +239,7 @@ pub(crate) struct Changeset {
     pub(crate) answers: Vec<AnswerChange>,
     /// The entries of metadata by which new calls are found.
     pub(crate) entries: Vec<(EntryHash, i64)>,
+    pub(crate) sandboxes: Vec<SandboxChange>,
     /// Idempotency keys that are released, and the calls that held them.
     pub(crate) released: Vec<(String, String)>,
     pub(crate) histogram: BTreeMap<BucketKey, BucketCounts>,
@@ -320,6 +322,7 @@ impl Projection {
             words: Vec::new(),
             answers: Vec::new(),
             entries: Vec::new(),
+            sandboxes: Vec::new(),
             released: Vec::new(),
             histogram: BTreeMap::new(),
             signed: None,
@@ -333,6 +336,7 @@ impl Projection {
                 changeset.released.push((key.clone(), call.to_string()));
             }
             let seq = changeset.head.seq + 1;
+            changeset.sandboxes.extend(SandboxChange::of(seq, record));
             let execution = record.call.and_then(|call| self.apply_record(&mut changeset, seq, call.into(), record));
             let placed = Placed {
                 seq,

@@ -21,6 +21,7 @@ use crate::metadata::is_rerun;
 use crate::projection::{CallRow, OpenCall, Projection};
 use crate::query::{COLUMNS, parse_row};
 use crate::retention::trusted_now;
+use crate::sandboxes;
 use crate::wal::OrphanedWal;
 
 /// Maximum number of rows that one statement takes over.
@@ -88,8 +89,19 @@ fn commit_orphaned_wal(database: &mut dyn Database, wal: &OrphanedWal) -> Result
     if is_all { Ok(true) } else { Err(StoreError::Damaged("records are missing in it".into())) }
 }
 
-/// Takes over orphaned calls. Returns those to be run again, if the new executor does that (`rerun`).
-pub(crate) fn recover_calls(committer: &mut Committer, rerun: bool) -> Result<Vec<Interrupted>, StoreError> {
+/// Takes over orphaned calls, and records the ends of lost sandboxes. Returns the calls to be run again, if the new
+/// executor does that (`rerun`).
+pub(crate) fn recover(committer: &mut Committer, rerun: bool) -> Result<Vec<Interrupted>, StoreError> {
+    committer.has_lost_sandboxes |= end_dead_instances(&mut *committer.database, committer.number)?;
+    let interrupted = recover_calls(committer, rerun)?;
+    if committer.has_lost_sandboxes {
+        sandboxes::record_lost(committer)?;
+        committer.has_lost_sandboxes = false;
+    }
+    Ok(interrupted)
+}
+
+fn recover_calls(committer: &mut Committer, rerun: bool) -> Result<Vec<Interrupted>, StoreError> {
     let mut interrupted = Vec::new();
     let mut records = Vec::new();
     let mut rows = still_unclosed(committer)?;
@@ -140,21 +152,27 @@ fn open_calls(database: &mut dyn Database, condition: &str, value: i64) -> Resul
     Ok(rows)
 }
 
-/// Makes the open calls of dead executors this one's own, so that no other executor closes them. Calls to be run again
-/// are left for a while to executors that `rerun` them.
-fn take_over_calls(database: &mut dyn Database, own: i64, rerun: bool) -> Result<Vec<CallRow>, StoreError> {
+/// Marks dead executors as ended. Returns true if there were any.
+fn end_dead_instances(database: &mut dyn Database, own: i64) -> Result<bool, StoreError> {
     let mut instances = Vec::new();
     let unended = "SELECT number, id FROM instances WHERE ended_at IS NULL AND number <> ?1";
     database.query(unended, &[own.into()], &mut |row| {
         instances.push((row.int(0)?, row.text(1)?.to_owned()));
         Ok(())
     })?;
+    let mut found = false;
     for (number, id) in instances {
         if !database.is_alive(&id)? {
             let sql = "UPDATE instances SET ended_at = seen_at WHERE number = ?1 AND ended_at IS NULL";
-            database.execute(sql, &[number.into()])?;
+            found |= database.execute(sql, &[number.into()])? > 0;
         }
     }
+    Ok(found)
+}
+
+/// Makes the open calls of dead executors this one's own, so that no other executor closes them. Calls to be run again
+/// are left for a while to executors that `rerun` them.
+fn take_over_calls(database: &mut dyn Database, own: i64, rerun: bool) -> Result<Vec<CallRow>, StoreError> {
     let now = Timestamp::now().as_microsecond();
     let old = if rerun { i64::MAX } else { now - RERUN_PATIENCE.as_micros() as i64 };
     let orphaned = "completed_at IS NULL AND instance <> ?1

@@ -155,7 +155,7 @@ impl Store {
     pub fn journal(&self, options: &JournalOptions) -> Result<StoreJournal, StoreError> {
         let mut committer = self.committer(options)?;
         recovery::commit_orphaned_wals(&mut *committer.database, ORPHANED_WAL_WAIT)?;
-        let interrupted = recovery::recover_calls(&mut committer, options.resumes)?;
+        let interrupted = recovery::recover(&mut committer, options.resumes)?;
         let remembered = recovery::load_remembered(&mut *committer.database, interrupted)?;
         failpoint::reach("journal.recovered");
         let wal = committer.database.open_wal(task_ttl(options))?;
@@ -194,6 +194,7 @@ impl Store {
             last_group: LastGroup::default(),
             maintained: Instant::now(),
             prune_schedule: PruneSchedule::new(options.retention),
+            has_lost_sandboxes: true,
         };
         let about = json!({"instance": id, "version": env!("CARGO_PKG_VERSION"), "host": host(), "process": std::process::id()});
         let opened = Record::own("journal.opened", Timestamp::now().as_microsecond(), None, &about);

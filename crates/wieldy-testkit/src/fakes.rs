@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -10,8 +10,8 @@ use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 use wieldy_core::{
     AnyTool, CallError, Code, Command, Confinement, Ended, Event, Exit, Input, Journal, JournalError, Level,
-    MemoryJournal, Outcome, OutputSink, Receipt, Run, RunError, Sandbox, SandboxError, SandboxId, SandboxRef, Stream,
-    ToolSpec, Usage,
+    MemoryJournal, Outcome, OutputSink, Receipt, Run, RunError, Sandbox, SandboxChange, SandboxError, SandboxId,
+    SandboxRef, Stream, ToolSpec, Usage,
 };
 
 /// The behaviour of a puppet in one run.
@@ -223,5 +223,51 @@ impl Sandbox for FakeSandbox {
             let sandbox = SandboxRef { id: SandboxId("fake".into()), level: Level::None };
             Ok(Exit { ended: Ended::Code(0), usage: Usage::default(), sandbox, overrun: None, denials: Vec::new() })
         })
+    }
+}
+
+type Listener = Arc<dyn Fn(SandboxChange) + Send + Sync>;
+
+/// A level without processes, whose sandboxes are made and gone when a test says so.
+#[derive(Clone, Default)]
+pub struct Announcer(Arc<OnceLock<Listener>>);
+
+impl Announcer {
+    /// Reports that a sandbox was made.
+    pub fn made(&self, id: &str) {
+        self.report(SandboxChange::Created(announced(id)));
+    }
+
+    /// Reports that a sandbox is gone.
+    pub fn gone(&self, id: &str) {
+        self.report(SandboxChange::Destroyed(announced(id)));
+    }
+
+    fn report(&self, change: SandboxChange) {
+        self.0.get().expect("an executor listens to this level")(change);
+    }
+}
+
+fn announced(id: &str) -> SandboxRef {
+    SandboxRef { id: SandboxId(id.into()), level: Level::Native }
+}
+
+impl Sandbox for Announcer {
+    fn level(&self) -> Level {
+        Level::Native
+    }
+
+    fn execute<'a>(
+        &'a self,
+        _command: &'a Command,
+        _confinement: &'a Confinement,
+        _output: Arc<dyn OutputSink>,
+        _stop: CancellationToken,
+    ) -> BoxFuture<'a, Result<Exit, SandboxError>> {
+        Box::pin(async { Err(SandboxError::creation_because("this level runs nothing")) })
+    }
+
+    fn listen(&self, listener: Listener) {
+        let _ = self.0.set(listener);
     }
 }

@@ -4,6 +4,6 @@ mod fakes;
 mod runs;
 mod world;
 
-pub use fakes::{Act, FailingJournal, FakeSandbox, HangingJournal, Puppet, Strings};
+pub use fakes::{Act, Announcer, FailingJournal, FakeSandbox, HangingJournal, Puppet, Strings};
 pub use runs::{count, skip};
 pub use world::{World, bounded};

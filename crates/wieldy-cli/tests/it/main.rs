@@ -20,6 +20,7 @@ mod login;
 mod mcp;
 mod names;
 mod run;
+mod sandboxes;
 mod secrets;
 mod serve;
 mod state;

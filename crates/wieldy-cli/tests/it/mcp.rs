@@ -54,6 +54,12 @@ impl Client {
         self.ask(json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params}))
     }
 
+    /// Kills the server, and waits for its end.
+    pub(crate) fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
     /// Closes the input, waits for the end, and returns the standard error.
     pub(crate) fn end(mut self) -> String {
         drop(self.input.take());

@@ -8,9 +8,7 @@
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use wieldy_core::SandboxChange;
-
-use super::{Backend, Live, Pool, lock};
+use super::{Backend, Live, Pool, end, lock};
 
 /// The longest time until a sandbox in which something runs is checked again.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -52,7 +50,7 @@ impl<B: Backend> Pool<B> {
             is_stale || for_lost && record.idle_since().is_some() && !live.is_alive()
         });
         for live in stale {
-            self.end(live, false).await;
+            end(live, false).await;
         }
     }
 
@@ -82,16 +80,10 @@ impl<B: Backend> Pool<B> {
             let _ = live.record().ended_because.set(reason);
         }
         let made = live.record().made();
-        let (own, inner): (Vec<_>, Vec<_>) = self
-            .take(|other, _| other.record().made() == made)
-            .into_iter()
-            .partition(|other| other.record().made() == made);
-        for inner in inner {
-            self.end(inner, false).await;
+        let taken = self.take(|other, _| other.record().made() == made);
+        for inner in taken.into_iter().filter(|other| other.record().made() != made) {
+            end(inner, false).await;
         }
-        Arc::clone(live).end(false).await;
-        if !own.is_empty() {
-            self.report(SandboxChange::Destroyed(made.clone()));
-        }
+        end(Arc::clone(live), false).await;
     }
 }

@@ -15,6 +15,7 @@ use wieldy_core::{
     SandboxStatus, SessionKey,
 };
 
+use super::announcement::{Announcement, Listener};
 use super::lock;
 use crate::disk_quota::Ran;
 
@@ -114,6 +115,7 @@ pub(crate) struct Record {
     used_at: Mutex<Instant>,
     /// The reason why the pool ended everything in it.
     pub(super) ended_because: OnceLock<String>,
+    announcement: Mutex<Option<Announcement>>,
 }
 
 impl Record {
@@ -140,6 +142,7 @@ impl Record {
             executed: AtomicU64::new(0),
             used_at: Mutex::new(Instant::now()),
             ended_because: OnceLock::new(),
+            announcement: Mutex::default(),
         }
     }
 
@@ -190,6 +193,18 @@ impl Record {
 
     pub(super) fn touch(&self) {
         *lock(&self.used_at) = Instant::now();
+    }
+
+    /// Tells the listener, if there is one, that the sandbox was made.
+    pub(super) fn announce(&self, listener: Option<&Listener>) {
+        *lock(&self.announcement) = listener.map(|listener| Announcement::new(self.made.clone(), listener));
+    }
+
+    /// Tells the listener that the sandbox is gone, if it was announced and that was not told before.
+    pub(super) fn announce_end(&self) {
+        let announcement = lock(&self.announcement).take();
+        // Dropped when the lock is free, because the listener is foreign code.
+        drop(announcement);
     }
 
     pub(super) fn status(&self) -> SandboxStatus {

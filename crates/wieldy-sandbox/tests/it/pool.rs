@@ -38,6 +38,8 @@ at_each_level! {
     calls_of_a_session_share_its_disk_quota
     calls_at_the_end_of_the_idle_time_all_run
     idle_sandboxes_go_and_their_end_is_reported
+    each_sandbox_that_was_reported_is_reported_gone_once
+    sandboxes_of_a_runtime_that_stops_are_reported_gone
 }
 
 /// A level whose idle sandboxes go after this time.
@@ -66,6 +68,16 @@ impl Pooled {
         Some(Self { sandbox, state, level })
     }
 
+    /// Returns the changes that the level reports from now on.
+    fn listen(&self) -> Changes {
+        let changes = Changes::default();
+        self.sandbox.listen({
+            let changes = Arc::clone(&changes);
+            Arc::new(move |change| changes.lock().unwrap().push(change))
+        });
+        changes
+    }
+
     /// A script in a place of this level.
     fn bash(&self, place: Place, script: &str) -> World {
         let mut world = World::bash(script);
@@ -90,6 +102,33 @@ impl Pooled {
             oci::nothing_is_left(state.path()).await;
         }
     }
+}
+
+/// The reported changes, in order.
+type Changes = Arc<Mutex<Vec<SandboxChange>>>;
+
+/// Waits until as many sandboxes are reported gone as were reported, and asserts that each was reported gone once.
+/// Returns the number of sandboxes.
+async fn all_are_gone(changes: &Changes) -> usize {
+    let told = || changes.lock().unwrap().clone();
+    let made = || {
+        let made = told().into_iter().filter_map(|change| match change {
+            SandboxChange::Created(made) => Some(made),
+            SandboxChange::Destroyed(_) => None,
+        });
+        made.collect::<Vec<_>>()
+    };
+    eventually(PATIENCE, "an end for each", || told().len() == 2 * made().len()).await;
+    let told = told();
+    let made = made();
+    for one in &made {
+        let is_about = |change: &&SandboxChange| match change {
+            SandboxChange::Created(of) | SandboxChange::Destroyed(of) => of == one,
+        };
+        let of_one: Vec<_> = told.iter().filter(is_about).cloned().collect();
+        assert_eq!(of_one, [SandboxChange::Created(one.clone()), SandboxChange::Destroyed(one.clone())]);
+    }
+    made.len()
 }
 
 const LONG: Duration = Duration::from_secs(600);
@@ -190,27 +229,70 @@ async fn calls_at_the_end_of_the_idle_time_all_run(level: Level) {
 
 async fn idle_sandboxes_go_and_their_end_is_reported(level: Level) {
     let Some(pooled) = Pooled::new(level, Duration::from_millis(200)) else { return };
-    let changes = Arc::<Mutex<Vec<SandboxChange>>>::default();
-    pooled.sandbox.listen({
-        let changes = Arc::clone(&changes);
-        Arc::new(move |change| changes.lock().unwrap().push(change))
-    });
+    let changes = pooled.listen();
     let world = pooled.bash(session("one"), ":");
     let session = world.run().await.unwrap().sandbox;
     let mut other = pooled.beside(&world, ":");
     other.confinement.place = Place::Own;
     let own = other.run().await.unwrap().sandbox;
     drop((world, other));
-    eventually(PATIENCE, "both are gone", || pooled.sandbox.list().is_empty() && changes.lock().unwrap().len() == 4)
-        .await;
-    let told = changes.lock().unwrap().clone();
-    for one in [session, own] {
-        let of_one: Vec<_> = told
-            .iter()
-            .filter(|change| matches!(change, SandboxChange::Created(of) | SandboxChange::Destroyed(of) if *of == one))
-            .cloned()
-            .collect();
-        assert_eq!(of_one, [SandboxChange::Created(one.clone()), SandboxChange::Destroyed(one)]);
-    }
+    eventually(PATIENCE, "both are gone", || pooled.sandbox.list().is_empty()).await;
+    assert_eq!(all_are_gone(&changes).await, 2);
+    assert!([session, own].iter().all(|one| changes.lock().unwrap().contains(&SandboxChange::Destroyed(one.clone()))));
     pooled.close().await;
+}
+
+/// The ways in which a sandbox ends while its level lives, and then the end of the level.
+async fn each_sandbox_that_was_reported_is_reported_gone_once(level: Level) {
+    let Some(pooled) = Pooled::new(level, LONG) else { return };
+    let changes = pooled.listen();
+    // The end of its only call, a program that does not start, and a call that is stopped.
+    pooled.bash(Place::Own, ":").run().await.unwrap();
+    let mut missing = pooled.bash(Place::Own, ":");
+    missing.command.program = "no-such-program".into();
+    missing.run().await.unwrap_err();
+    let (stopped, running) = pooled.bash(Place::Own, "echo begun; sleep 600").start();
+    stopped.printed.contains("begun").await;
+    stopped.stop.cancel();
+    running.await.unwrap().unwrap();
+    // A call whose future is dropped.
+    let (dropped, running) = pooled.bash(Place::Own, "echo begun; sleep 600").start();
+    dropped.printed.contains("begun").await;
+    running.abort();
+    assert_eq!(all_are_gone(&changes).await, 4);
+    // One with a name that is destroyed, and one within it where that is possible.
+    let mut world = pooled.bash(Place::Own, ":");
+    let outer = pooled.sandbox.create(&world.confinement).await.unwrap().sandbox.id;
+    world.confinement.place = Place::Sandbox(outer.clone());
+    let inner = usize::from(pooled.sandbox.create(&world.confinement).await.is_ok());
+    assert!(pooled.sandbox.destroy(&outer).await);
+    assert_eq!(all_are_gone(&changes).await, 5 + inner);
+    // Idle ones of a session and with a name, when the level is dropped.
+    let kept = pooled.bash(session("one"), ":");
+    kept.run().await.unwrap();
+    pooled.sandbox.create(&pooled.bash(Place::Own, ":").confinement).await.unwrap();
+    assert_eq!(pooled.sandbox.list().len(), 2);
+    drop((stopped, dropped, world, kept, missing));
+    pooled.close().await;
+    assert_eq!(all_are_gone(&changes).await, 7 + inner);
+}
+
+/// A program that ends stops its runtime while sandboxes are in use, being cleaned up or idle.
+async fn sandboxes_of_a_runtime_that_stops_are_reported_gone(level: Level) {
+    let Some(pooled) = Pooled::new(level, LONG) else { return };
+    let changes = pooled.listen();
+    let stopping = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (busy, _) = pooled.bash(Place::Own, "echo begun; sleep 600").start();
+            busy.printed.contains("begun").await;
+            pooled.bash(session("one"), ":").run().await.unwrap();
+            pooled.bash(Place::Own, ":").run().await.unwrap();
+        });
+        runtime.shutdown_timeout(Duration::from_millis(100));
+        pooled
+    });
+    let pooled = tokio::task::spawn_blocking(|| stopping.join().unwrap()).await.unwrap();
+    pooled.close().await;
+    assert_eq!(all_are_gone(&changes).await, 3);
 }

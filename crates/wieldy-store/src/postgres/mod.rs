@@ -25,7 +25,7 @@ use crate::database::{Database, Dialect, EachRow, Source, TextSearch, Value, one
 use crate::error::StoreError;
 use crate::failpoint;
 use crate::hash_chain::Head;
-use crate::migrations::{self, Migration};
+use crate::migrations::{self, Migration, migration};
 use crate::projection::Changeset;
 
 /// The number of latest records that are scanned for words before the full-text index is used.
@@ -44,26 +44,12 @@ const STATEMENTS_MAX: usize = 64;
 const MIGRATION_LOCK: i64 = 0x7769_656c_6479;
 
 pub(crate) const MIGRATIONS: &[Migration] = &[
-    Migration {
-        up: include_str!("../../migrations/postgres/0001_history.up.sql"),
-        down: include_str!("../../migrations/postgres/0001_history.down.sql"),
-    },
-    Migration {
-        up: include_str!("../../migrations/postgres/0002_answers_tenant.up.sql"),
-        down: include_str!("../../migrations/postgres/0002_answers_tenant.down.sql"),
-    },
-    Migration {
-        up: include_str!("../../migrations/postgres/0003_claims_workspace.up.sql"),
-        down: include_str!("../../migrations/postgres/0003_claims_workspace.down.sql"),
-    },
-    Migration {
-        up: include_str!("../../migrations/postgres/0004_provider.up.sql"),
-        down: include_str!("../../migrations/postgres/0004_provider.down.sql"),
-    },
-    Migration {
-        up: include_str!("../../migrations/postgres/0005_metadata.up.sql"),
-        down: include_str!("../../migrations/postgres/0005_metadata.down.sql"),
-    },
+    migration!("postgres/0001_history"),
+    migration!("postgres/0002_answers_tenant"),
+    migration!("postgres/0003_claims_workspace"),
+    migration!("postgres/0004_provider"),
+    migration!("postgres/0005_metadata"),
+    migration!("postgres/0006_sandboxes"),
 ];
 
 /// The settings of every session. A server that would lose commits is told not to. The timeouts keep a stuck session

@@ -171,6 +171,7 @@ fn try_write(database: &mut Postgres, instance: i64, changeset: &Changeset) -> R
         && changeset.signed.is_none()
         && changeset.released.is_empty()
         && changeset.entries.is_empty()
+        && changeset.sandboxes.is_empty()
     {
         return send(database, instance, changeset);
     }
@@ -194,7 +195,9 @@ fn send(database: &mut Postgres, instance: i64, changeset: &Changeset) -> Result
     // If another writer was faster, its rows may be there already, and this transaction will be rolled back.
     let sql = "INSERT INTO metadata_entries (entry, execution) VALUES (?1, ?2) ON CONFLICT DO NOTHING";
     let entries = changeset.entries.iter().map(|(entry, id)| (sql, vec![Value::Bytes(entry.to_vec()), (*id).into()]));
-    for (sql, values) in changeset.answers.iter().map(answer_statement).chain(released).chain(signed).chain(entries) {
+    let sandboxes = changeset.sandboxes.iter().map(|change| change.statement(instance));
+    let answers = changeset.answers.iter().map(answer_statement);
+    for (sql, values) in answers.chain(released).chain(signed).chain(entries).chain(sandboxes) {
         rest.push((database.session.statement(sql).map_err(failed)?, values));
     }
     let columns = Columns::of(changeset);

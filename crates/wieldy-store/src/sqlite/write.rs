@@ -1,7 +1,7 @@
 //! Writes a group of records: one transaction, one sync of the disk, for any number of calls.
 
 use jiff::Timestamp;
-use rusqlite::{Connection, Transaction, TransactionBehavior, params};
+use rusqlite::{Connection, Transaction, TransactionBehavior, params, params_from_iter};
 
 use super::store_error;
 use crate::audit::from_hex;
@@ -42,6 +42,10 @@ fn put(transaction: &Transaction<'_>, instance: i64, changeset: &Changeset) -> r
     for (entry, execution) in &changeset.entries {
         let sql = "INSERT INTO metadata_entries (entry, execution) VALUES (?1, ?2)";
         transaction.prepare_cached(sql)?.execute(params![entry, execution])?;
+    }
+    for change in &changeset.sandboxes {
+        let (sql, values) = change.statement(instance);
+        transaction.prepare_cached(sql)?.execute(params_from_iter(&values))?;
     }
     changeset.answers.iter().try_for_each(|change| put_answer(transaction, change))?;
     for (key, execution) in &changeset.released {

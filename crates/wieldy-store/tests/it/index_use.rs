@@ -12,8 +12,10 @@ use crate::world::{TestHistory, until};
 #[tokio::test(flavor = "multi_thread")]
 async fn no_table_of_a_new_history_is_scanned_by_calls() {
     let Some(history) = TestHistory::postgres() else { return };
-    // Creating the tables and their indexes scans them.
+    // Creating the tables and their indexes scans them, which the server counts a little later.
     drop(history.store());
+    let created = "SELECT seq_scan > 0 FROM pg_stat_user_tables WHERE relname = 'tool_executions'";
+    until("the scans are counted", async || history.sql(created) == [["t"]]).await;
     history.sql("SELECT pg_stat_reset()");
     let living = history.executor_with([Puppet::writing("write", Act::Echo)], &history.options(), |builder| {
         builder.durability = Durability::Strict;

@@ -92,8 +92,35 @@ pub(crate) fn check(history: &TestHistory) -> usize {
     for mark in effects.iter().chain(&puts) {
         assert!(was_pruned || known.contains(mark.as_str()), "{mark} had its effect and nothing is known of it");
     }
+    ends_of_sandboxes_are_recorded_once(history);
     history.check();
     rows.len()
+}
+
+/// Asserts that each sandbox that was recorded as made is recorded as gone, once.
+fn ends_of_sandboxes_are_recorded_once(history: &TestHistory) {
+    let sql = "SELECT seq, instance, name, data FROM events WHERE name LIKE 'sandbox.%' ORDER BY seq";
+    let number = |text: &str| text.trim_start_matches("Integer(").trim_end_matches(')').parse::<i64>().unwrap();
+    let mut open = HashMap::new();
+    for row in history.sql(sql) {
+        let data = row[3].trim_start_matches("Text(\"").trim_end_matches("\")").replace('\\', "");
+        let data: serde_json::Value = serde_json::from_str(&data).unwrap();
+        let key = (number(&row[1]), data["sandbox"].as_str().unwrap().to_owned());
+        if row[2].contains("created") {
+            assert_eq!(open.insert(key, number(&row[0])), None, "{row:?}");
+            continue;
+        }
+        let ended = match data["created_seq"].as_i64() {
+            Some(made) => open.iter().find(|(_, seq)| **seq == made).map(|(key, _)| key.clone()),
+            None => open.contains_key(&key).then_some(key),
+        };
+        match ended {
+            Some(key) => drop(open.remove(&key)),
+            // The record that it was made may be dropped.
+            None => assert!(!lines(&history.folder.path().join("pruned")).is_empty(), "{row:?} is no end of a sandbox"),
+        }
+    }
+    assert_eq!(open, HashMap::new(), "sandboxes without an end");
 }
 
 /// Kills `victims` processes at random moments, `together` of them living at a time.
@@ -171,6 +198,7 @@ const FAILPOINTS: &[(&str, &str, &[u32])] = &[
     ("journal.opened", "work", &[1]),
     ("recovery.claimed", "work", &[1]),
     ("recovery.closed", "work", &[1, 2]),
+    ("recovery.sandboxes", "work", &[1]),
     ("journal.recovered", "work", &[1]),
     ("log.taken", "work", &[1, 3, 20]),
     ("log.begun", "work", &[1, 3, 20]),

@@ -24,6 +24,7 @@ mod paths;
 mod recovery;
 mod retention;
 mod round_trip;
+mod sandboxes;
 mod schema_versions;
 mod secrets;
 mod tampering;

@@ -13,6 +13,7 @@ use wieldy_core::{
     AnyTool, Batch, Call, Caller, Durability, Executor, Options, Outcome, Run, ToolResult, ToolSpec, tool,
 };
 use wieldy_store::{Address, JournalOptions, Retention, Store};
+use wieldy_testkit::Announcer;
 
 use crate::world::TestHistory;
 
@@ -24,6 +25,9 @@ pub(crate) const HOARD: usize = 600;
 const KEYS: usize = 40;
 /// The longest life of a victim that is not killed.
 const LIFE_MAX: Duration = Duration::from_secs(20);
+
+/// The id of the next sandbox. Each victim begins with the same.
+static NEXT_SANDBOX: AtomicUsize = AtomicUsize::new(1);
 
 /// The number of calls that hang.
 static HANGING: AtomicUsize = AtomicUsize::new(0);
@@ -114,6 +118,7 @@ fn tools(folder: &Path) -> [Arc<dyn AnyTool>; 4] {
 #[derive(Clone)]
 struct VictimExecutor {
     executor: Executor,
+    level: Announcer,
     folder: PathBuf,
     durability: String,
     padding: usize,
@@ -156,6 +161,9 @@ impl VictimExecutor {
     async fn one(&self, way: usize, mark: &str) {
         let rerun = || Options { rerun: true, ..Options::default() };
         let none = Options::default;
+        // On a server, the record of a sandbox takes a transaction, so not every call has one.
+        let sandbox = (way % 8 == 1).then(|| NEXT_SANDBOX.fetch_add(1, Ordering::Relaxed).to_string());
+        sandbox.iter().for_each(|id| self.level.made(id));
         match way % 8 {
             0 => self.note_answer(&self.executor.call(self.call("look", mark, none())).await),
             1 | 2 => self.note_answer(&self.executor.call(self.call("pay", mark, self.keyed(mark))).await),
@@ -169,6 +177,7 @@ impl VictimExecutor {
             }
             _ => self.note_answer(&self.executor.call(self.call("pay", mark, none())).await),
         }
+        sandbox.iter().for_each(|id| self.level.gone(id));
     }
 
     /// Uses the keys of earlier victims again: their calls are not repeated.
@@ -231,14 +240,17 @@ fn victim() {
         options.retention = everything;
     }
     let journal = Arc::new(store.journal(&options).unwrap());
-    let mut builder = Executor::builder().tools(tools(&folder));
+    let level = Announcer::default();
+    let mut builder = Executor::builder().tools(tools(&folder)).sandbox(level.clone());
     builder.journal = Arc::clone(&journal) as _;
     builder.durability = serde_json::from_value(json!(durability)).unwrap();
     builder.limits.calls_running_per_agent_max = 2 * HOARD as u32;
     builder.limits.calls_running_max = 2 * HOARD as u32;
     let executor = builder.build().unwrap();
     let padding = if does == "fill" { 100_000 } else { 0 };
-    let life = VictimExecutor { executor, folder: folder.clone(), durability, padding };
+    // This sandbox outlives every victim.
+    level.made("0");
+    let life = VictimExecutor { executor, level, folder: folder.clone(), durability, padding };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
         life.executor.resume();
