@@ -127,12 +127,15 @@ fn proofs(tree: &Tree) -> (Vec<Proof<'_>>, Vec<Problem>) {
 fn test_below(file: &File, lines: usize) -> Option<&str> {
     let mut has_attribute = false;
     for line in file.text.lines().skip(lines).map(str::trim) {
+        if line.starts_with("//") {
+            continue;
+        }
         if line.starts_with("#[") {
             has_attribute |= line.contains("test");
         } else if let Some((_, after)) = line.split_once("fn ") {
             let name = after.split(|c: char| !c.is_alphanumeric() && c != '_').next()?;
             return (has_attribute || words(&file.text, name).count() > 1).then_some(name);
-        } else if !line.starts_with("//") {
+        } else {
             return None;
         }
     }
@@ -193,8 +196,7 @@ mod tests {
     const TWO: &str = "[[section]]\ntitle = \"Calls\"\n\n\
         [[section.demand]]\nid = \"A1\"\ntext = \"A call has a result | always\"\ndoors = [\"library\", \"MCP\"]\n\n\
         [[section.demand]]\nid = \"A2\"\ntext = \"A call is fast\"\ndoors = [\"library\"]\nnot-yet = \"it is slow\"\n";
-    const SHOWN: &str =
-        "/// Tests it.\n// Shows: A1\n#[tokio::test(start_paused = true)]\nasync fn a_call_has_a_result() {}\n";
+    const SHOWN: &str = "/// Tests it.\n// Shows: A1\n// It has a fn of its own.\n#[tokio::test(start_paused = true)]\nasync fn a_call_has_a_result() {}\n";
     const TEST: &str = "crates/wieldy-core/tests/it/calls.rs";
 
     /// Returns the page for these demands and this file of tests.
@@ -228,8 +230,8 @@ mod tests {
         assert_eq!(
             problems(TWO, &tests),
             [
-                "crates/wieldy-core/tests/it/calls.rs:6: `A2` is `not-yet` in docs/reference/requirements.toml",
-                "crates/wieldy-core/tests/it/calls.rs:6: docs/reference/requirements.toml has no demand `Z9`",
+                "crates/wieldy-core/tests/it/calls.rs:7: `A2` is `not-yet` in docs/reference/requirements.toml",
+                "crates/wieldy-core/tests/it/calls.rs:7: docs/reference/requirements.toml has no demand `Z9`",
             ]
         );
     }
@@ -243,8 +245,8 @@ mod tests {
         assert_eq!(
             problems(TWO, &tests),
             [
-                "crates/wieldy-core/tests/it/calls.rs:6: there is no test directly below this mark",
-                "crates/wieldy-core/tests/it/calls.rs:9: there is no test directly below this mark",
+                "crates/wieldy-core/tests/it/calls.rs:7: there is no test directly below this mark",
+                "crates/wieldy-core/tests/it/calls.rs:10: there is no test directly below this mark",
             ]
         );
         assert_eq!(
