@@ -6,7 +6,7 @@ use std::io::Read;
 /// Maximum size of the list of accounts that is read.
 const PASSWD_BYTES_MAX: u64 = 4 * 1024 * 1024;
 
-/// Returns the account's name by its number, because anybody can set `$USER`. An account that is not in `/etc/passwd`,
+/// Returns the account's name by its number, because a caller can set `$USER`. An account that is not in `/etc/passwd`,
 /// such as one of a directory service, is named by its number.
 pub(crate) fn name() -> String {
     let uid = rustix::process::getuid().as_raw();

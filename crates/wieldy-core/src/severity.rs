@@ -1,4 +1,4 @@
-//! How serious an event is, and the facts of an event that are not stored but made when it is shown.
+//! The severity of an event, and the facts of an event that are not stored but made when it is shown.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use crate::error::{Category, Code};
 use crate::event::{Body, Event};
 
-/// How serious an event is. The table is the same for events and log lines, see [`Severity::of`].
+/// The severity of an event. The table is the same for events and log lines, see [`Severity::of`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {

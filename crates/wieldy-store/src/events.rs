@@ -19,7 +19,7 @@ pub struct RecordedEvent {
     pub at: Timestamp,
     /// The event's name.
     pub name: String,
-    /// How serious the event is.
+    /// The severity of the event.
     pub severity: Severity,
     /// The event's facts.
     pub data: Json,

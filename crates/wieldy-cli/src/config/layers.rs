@@ -42,7 +42,7 @@ impl fmt::Display for Origin {
     }
 }
 
-/// What to do about a mistake in a file that came with the folder.
+/// The advice for a mistake in a file that came with the folder.
 const UNTRUSTED_HINT: &str = "the names that this file hides and protects must be readable before a command runs: correct \
                               the file, or name another one with `--config FILE`";
 

@@ -96,7 +96,7 @@ async fn a_call_that_is_too_long_over_http_is_refused_by_its_id_and_recorded() {
             json!([7, true, "E3002", "a message can have at most 1000 bytes"]),
             "{told}"
         );
-        // `tool_call` is our own tool. Its message would name the other tool in the part that nobody reads.
+        // `tool_call` is our own tool. Its message would name the other tool in the part that is not read.
         let response = door.post("ada", headers, &of_size(10_000, "tool_call")).await;
         assert_eq!(response.status(), StatusCode::OK);
         // Such a body is not read to its end. Only the names in its beginning are found.
