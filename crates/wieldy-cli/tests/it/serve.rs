@@ -371,11 +371,12 @@ fn the_context_of_a_token_wins_over_the_claim_of_a_client() {
         ("{ k = 2026-11-18 }", "JSON has no times"),
         ("{ k = inf }", "inf is no number of JSON"),
         (&*format!("{{ k = \"{}\" }}", "x".repeat(20_000)), "the context of the call is too large"),
-        ("5", "invalid type"),
+        ("5", "must be a table, not the number `5`"),
     ] {
         let text = config.replace("{ desk = 7, at = { floor = 2 } }", context);
-        let world = World::new().file("where.toml", tool).file("wieldy.toml", &text);
-        let told = world.run(&["serve", "--listen", "127.0.0.1:0"]);
+        // A folder's own file with such a mistake cannot be trusted, and would be ignored.
+        let world = World::new().file("where.toml", tool).file("named.toml", &text);
+        let told = world.run(&["--config", "named.toml", "serve", "--listen", "127.0.0.1:0"]);
         assert!(told.contains(wrong), "{told}");
     }
 }
