@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Value, json};
 
-use crate::redact::{Marked, Redacted};
+use crate::redact::Redacted;
 use crate::schema::measure;
 
 /// Maximum size of the arguments in a result's JSON, in bytes.
@@ -24,8 +24,9 @@ const DEPTH_MAX: usize = 64;
 pub struct CheckedArguments(Redacted);
 
 impl CheckedArguments {
-    pub(crate) fn new(arguments: Arc<Value>, marked: Marked) -> Self {
-        Self(Redacted::new(arguments, marked))
+    /// Returns the checked arguments of a call. They hide the same secrets as its recorded ones.
+    pub(crate) fn of_call(arguments: Arc<Value>, recorded: &Redacted) -> Self {
+        Self(recorded.with_arguments(arguments))
     }
 }
 
@@ -99,12 +100,12 @@ mod tests {
     use super::*;
 
     fn shown(arguments: Value) -> Value {
-        json!(CheckedArguments::new(Arc::new(arguments), crate::redact::marked(vec!["seal".into()])))
+        json!(CheckedArguments(Redacted::new(Arc::new(arguments), crate::redact::marked(vec!["seal".into()]))))
     }
 
     #[test]
     fn the_json_has_no_secrets_and_the_program_has_the_whole() {
-        let arguments = CheckedArguments::new(Arc::new(json!({"password": "hunter22", "a": "x hunter22"})), None);
+        let arguments = CheckedArguments(json!({"password": "hunter22", "a": "x hunter22"}).into());
         assert_eq!((&arguments["password"], arguments["a"].as_str()), (&json!("hunter22"), Some("x hunter22")));
         assert_eq!(json!(arguments), json!({"password": "[redacted]", "a": "x [redacted]"}));
         assert_eq!(shown(json!({"seal": 12345, "b": 1})), json!({"seal": "[redacted]", "b": 1}));

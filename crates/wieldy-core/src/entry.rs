@@ -75,7 +75,7 @@ impl Entry {
             execution_id: self.flight.id,
             call_id: self.call.call_id.take(),
             tool: self.tool.as_ref().map_or_else(|_| Arc::clone(&self.call.tool), |tool| tool.name.shared()),
-            arguments: CheckedArguments::new(arguments, self.flight.subject.arguments.marked()),
+            arguments: CheckedArguments::of_call(arguments, &self.flight.subject.arguments),
             provider: self.tool.as_ref().map(|tool| Arc::clone(&tool.provider)).unwrap_or_default(),
             status: error.as_ref().map_or(Status::Success, |error| error.status()),
             content: outcome.content,

@@ -7,11 +7,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::build::ExecutorBuilder;
 use crate::call::{Caller, SandboxRef};
-use crate::confinement::{Place, ResourceLimits};
+use crate::confinement::ResourceLimits;
 use crate::error::{CallError, Code};
 use crate::executor::Executor;
 use crate::registry::Registered;
-use crate::run::place;
 use crate::sandbox::{Level, SandboxId};
 
 /// The resource limits that the operator sets for one tool.
@@ -220,12 +219,12 @@ impl Executor {
     /// Returns the limits that all processes of the caller's sandbox or session share.
     fn limits_of_place(&self, caller: &Caller) -> ResourceLimits {
         let engine = &*self.inner;
-        match place(caller) {
-            Place::Own => ResourceLimits::NONE,
-            Place::Session(_) => engine.confinement.place_limits,
-            Place::Sandbox(id) => {
+        match (&caller.parent_sandbox, &caller.session) {
+            (None, None) => ResourceLimits::NONE,
+            (None, Some(_)) => engine.confinement.place_limits,
+            (Some(id), _) => {
                 let mut all = engine.sandboxes.values().flat_map(|sandbox| sandbox.list());
-                all.find(|one| one.sandbox.id == id).map_or(ResourceLimits::NONE, |one| one.limits)
+                all.find(|one| one.sandbox.id == *id).map_or(ResourceLimits::NONE, |one| one.limits)
             }
         }
     }

@@ -109,7 +109,6 @@ fn asking(method: &str, name: &str, mut params: Value, can: &Value) -> ([String;
 const OPEN: &str = "warning: no token is configured, so every program on this machine may call\n";
 const STOPPING: &str = "stopping: running calls may end; press Ctrl-C again to leave at once\n";
 
-// Shows: D10.1
 #[test]
 fn tools_are_called_over_http_until_the_server_stops() {
     let world = World::new().file("a.txt", "hi");
@@ -223,7 +222,6 @@ fn mistakes_of_serve_are_reported_before_it_listens() {
     assert!(!world.run(&["config", "show"]).contains("a-secret"), "a secret is not shown");
 }
 
-// Shows: D10.1
 #[test]
 fn a_running_call_may_end_when_the_server_stops() {
     let world = World::new();
@@ -245,7 +243,6 @@ fn a_running_call_may_end_when_the_server_stops() {
     assert_eq!(world.json(&["history", "--json"])["executions"][0]["status"], "success");
 }
 
-// Shows: B3.2, X1.2
 #[test]
 fn tasks_survive_the_server_for_their_own_callers() {
     let config = r#"
@@ -377,8 +374,9 @@ fn the_context_of_a_token_wins_over_the_claim_of_a_client() {
         ("5", "must be a table, not the number `5`"),
     ] {
         let text = config.replace("{ desk = 7, at = { floor = 2 } }", context);
-        let world = World::new().file("where.toml", tool).file("wieldy.toml", &text);
-        let told = world.run(&["serve", "--config", "wieldy.toml", "--listen", "127.0.0.1:0"]);
+        // A folder's own file with such a mistake cannot be trusted, and would be ignored.
+        let world = World::new().file("where.toml", tool).file("named.toml", &text);
+        let told = world.run(&["--config", "named.toml", "serve", "--listen", "127.0.0.1:0"]);
         assert!(told.contains(wrong), "{told}");
     }
 }

@@ -62,8 +62,9 @@ impl Redacted {
         &self.raw
     }
 
-    pub(crate) fn marked(&self) -> Marked {
-        self.marked.clone()
+    /// Returns other arguments of the same call, such as those that were checked.
+    pub(crate) fn with_arguments(&self, raw: Arc<Value>) -> Self {
+        Self::new(raw, self.marked.clone()).beside(self.beside.clone())
     }
 
     /// Returns true if the arguments have no secrets.

@@ -72,7 +72,9 @@ async fn the_metadata_is_recorded_without_secrets_and_the_context_is_not() {
     let call = Call::new("echo", json!({"note": "secret-of-context and secret-of-metadata"}))
         .context(json!({"password": "secret-of-context", "room": "room-4711"}))
         .metadata(json!({"run": 5, "token": "secret-of-metadata", "text": "secret-of-context"}));
-    assert_eq!(world.executor.call(call).await.text(), "of secret-of-context in room-4711", "the caller gets all");
+    let result = world.executor.call(call).await;
+    assert_eq!(result.text(), "of secret-of-context in room-4711", "the caller gets all");
+    assert_eq!(json!(result)["arguments"], json!({"note": "[redacted] and [redacted]"}), "as on record");
     insta::assert_snapshot!(world.tape(), @r#"
     tool.call.pending {"arguments":{"note":"[redacted] and [redacted]"},"metadata":{"run":5,"token":"[redacted]","text":"[redacted]"},"tool":"echo"}
     tool.call.started {"attempt":1,"attempts_max":3,"timeout_ms":30000,"read_only":true,"tool":"echo"}

@@ -488,6 +488,7 @@ fn response(shared: &Shared, caller: &Arc<Caller>, batch: &BatchResult) -> CallT
         facts.push(json!({
             "id": result.call_id, "execution": result.execution_id, "tool": result.tool, "provider": result.provider,
             "status": result.status, "error": result.error, "artifact": shared_text.artifact,
+            "parallel": result.parallel, "waited_for": result.waited_for,
         }));
     }
     let mut blocks = vec![ContentBlock::text(text)];
