@@ -196,6 +196,20 @@ pub(crate) fn whole(path: &Path) -> PathBuf {
     path.canonicalize().ok().or_else(|| ways.next()).unwrap_or_else(|| path.clone())
 }
 
+/// Returns the absolute path without `.` and `..`, if that is the same folder. Links stay, so that the level can refuse
+/// them.
+fn without_dots(path: &Path) -> PathBuf {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let mut plain = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::ParentDir => drop(plain.pop()),
+            part => plain.push(part),
+        }
+    }
+    if plain.canonicalize().ok() == path.canonicalize().ok() { plain } else { path }
+}
+
 /// Returns the paths of a file relative to its workspace, both through the links in `path` and without links.
 fn in_workspace(path: &Path, workspace: &Path) -> Vec<PathBuf> {
     let (asked, given) = (std::path::absolute(path).ok(), std::path::absolute(workspace).ok());
@@ -214,6 +228,7 @@ fn native(config: &Config, environment: &Environment, many_calls: bool) -> Nativ
     NativeOptions {
         state: (!config.state.as_os_str().is_empty()).then(|| whole(&config.state)),
         home: environment.home().map(Path::to_owned),
+        folder: config.sandbox.folder.as_deref().map(without_dots),
         warm_sandboxes: spares,
         warm_inits: spares,
         idle_max: config.sandbox.idle,

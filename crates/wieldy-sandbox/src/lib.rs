@@ -23,6 +23,7 @@
 //! | `disk_quota.rs` | bytes and files that all calls of a session may write together |
 //! | `limits.rs` | usage of a command, and the limit that it passed |
 //! | `machine.rs` | the processors and memory of this machine |
+//! | `private_disk.rs` | private folders of sandboxes on a disk: checks, removal |
 //! | `state_dir.rs` | the folder of an executor's containers and guests; removes those of dead executors |
 //!
 //! | file tree of a sandbox | |
@@ -83,6 +84,7 @@ mod disk_quota;
 mod limits;
 mod machine;
 mod pool;
+mod private_disk;
 mod state_dir;
 
 mod denials;

@@ -16,6 +16,8 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::mount::{UnmountFlags, unmount};
 use wieldy_core::Level;
 
+use crate::private_disk::remove_tree;
+
 /// The state folder of one level of an executor, removed with its content on drop.
 pub(crate) struct StateDir {
     folder: PathBuf,
@@ -45,6 +47,11 @@ impl StateDir {
             }
         }
         Err(io::Error::other(format!("all names in `{}` are taken", state.display())))
+    }
+
+    /// Returns the state folder.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
     }
 
     /// Returns the folder in which the runtime stores the state of its containers.
@@ -111,7 +118,7 @@ fn clear(folder: &Path) {
     fs::read_dir(&lent).into_iter().flatten().flatten().for_each(|entry| give_back(&entry.path()));
     // If something is still mounted, its mount point stays, and the state folder with it.
     if fs::remove_dir(&lent).is_ok() || !lent.exists() {
-        let _ = fs::remove_dir_all(folder);
+        let _ = remove_tree(folder);
     }
 }
 

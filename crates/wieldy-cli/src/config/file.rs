@@ -139,6 +139,7 @@ section! {
         idle_max: Count,
         idle_per_tenant_max: Count,
         spares: CountOrNone,
+        folder: PathBuf,
         floor: Level,
         limits: FileSandboxLimits,
         oci: FileOci,
@@ -383,6 +384,7 @@ impl FileConfig {
                 idle_max: Some(Whole(native.idle_limits.sandboxes_max as u64)),
                 idle_per_tenant_max: Some(Whole(native.idle_limits.per_tenant_max as u64)),
                 spares: Some(Whole(native.warm_sandboxes as u64)),
+                folder: Some(PathBuf::new()),
                 floor: Some(Level::None),
                 limits: Some(FileSandboxLimits {
                     cpu_millicores: Some(Whole(0)),
@@ -433,7 +435,7 @@ impl FileConfig {
             let guest =
                 sandbox.firecracker.iter_mut().flat_map(|guest| guest.kernel.iter_mut().chain(&mut guest.rootfs));
             let system = sandbox.oci.iter_mut().flat_map(|oci| oci.rootfs.iter_mut().chain(&mut oci.layout));
-            for path in guest.chain(system) {
+            for path in guest.chain(system).chain(&mut sandbox.folder) {
                 if !path.as_os_str().is_empty() && !path.starts_with("~") {
                     *path = folder.join(&*path);
                 }

@@ -23,6 +23,8 @@ pub(crate) struct SandboxConfig {
     pub(crate) idle: Duration,
     pub(crate) idle_limits: IdleLimits,
     pub(crate) spares: usize,
+    /// The folder on a disk for the private folders of native sandboxes, if configured.
+    pub(crate) folder: Option<PathBuf>,
     /// The limits for all programs of one session together.
     pub(crate) limits: ResourceLimits,
     pub(crate) floor: Level,
@@ -53,6 +55,7 @@ impl SandboxConfig {
         };
         let (oci, guest) = (file.oci.expect(SET), file.firecracker.expect(SET));
         let (kernel, rootfs) = (named("firecracker.kernel", guest.kernel), named("firecracker.rootfs", guest.rootfs));
+        let folder = named("folder", file.folder);
         let system = match (named("oci.rootfs", oci.rootfs), named("oci.layout", oci.layout)) {
             (None, None) => Rootfs::Host,
             (Some(folder), None) => Rootfs::Folder(folder),
@@ -77,6 +80,7 @@ impl SandboxConfig {
                 per_tenant_max: file.idle_per_tenant_max.expect(SET).0 as usize,
             },
             spares: file.spares.expect(SET).0 as usize,
+            folder,
             limits: limits(&file.limits.expect(SET)),
             floor: file.floor.expect(SET),
             system,

@@ -275,6 +275,7 @@ fn the_section_sandbox_says_what_programs_see_reach_and_use() {
     let home = Path::new("/home/ada");
     let mount = |source: &str, target: &str, writable| Mount { source: source.into(), target: target.into(), writable };
     let wanted = SandboxConfig {
+        folder: None,
         files: FileRules {
             mounts: vec![mount("/project/data", "/data", true), mount("/usr/share", "/usr/share", false)],
             hidden: vec!["/home/ada/notes".into(), "private".into()],

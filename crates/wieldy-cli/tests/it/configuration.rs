@@ -75,6 +75,7 @@ fn every_value_is_shown_with_its_origin() {
     sandbox.firecracker.kernel = ""  # default
     sandbox.firecracker.rootfs = ""  # default
     sandbox.floor = "none"  # default
+    sandbox.folder = ""  # default
     sandbox.hidden = []  # default
     sandbox.idle = "10m"  # default
     sandbox.idle-max = 256  # default

@@ -75,6 +75,61 @@ fn every_end_of_a_container_is_recorded() {
     }
 }
 
+/// Returns the folders of sandboxes below `sandbox.folder`.
+fn on_disk(world: &World) -> Vec<std::path::PathBuf> {
+    let list = |folder| std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let all = list(world.path("../disk/wieldy-sandboxes")).flat_map(list);
+    all.filter(|path| path.file_name().unwrap().to_str().unwrap().starts_with("native-")).collect()
+}
+
+#[test]
+fn private_folders_are_on_the_configured_disk_and_gone_after_a_kill() {
+    let world = World::new().file("../disk/note", "").file("wieldy.toml", "[sandbox]\nfolder = \"../disk\"\n");
+    let mut client = Client::start(&world, &[]);
+    let answer = client.call(1, "Bash", json!({"command": "echo mine > /tmp/file; ls ~ /var/tmp"}));
+    assert_eq!(answer["result"]["isError"], json!(false), "{answer}");
+    let files = || on_disk(&world).iter().filter(|sandbox| sandbox.join("tmp/file").exists()).count();
+    assert_eq!(files(), 1);
+    client.kill();
+    // The fork server removes the folders of sandboxes, and the next start that of the executor.
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while !on_disk(&world).is_empty() {
+        assert!(std::time::Instant::now() < until, "{:?}", on_disk(&world));
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let own = world.path("../disk/wieldy-sandboxes");
+    while std::fs::read_dir(&own).unwrap().next().is_some() {
+        assert!(std::time::Instant::now() < until);
+        assert_eq!(world.code(&["call", "Bash", "command=test ! -e /tmp/file"]), Some(0));
+    }
+}
+
+#[test]
+fn an_unsafe_folder_is_refused_and_doctor_says_why() {
+    let world = World::new();
+    std::os::unix::fs::symlink("/tmp", world.path("../link")).unwrap();
+    let within = world.path("").canonicalize().unwrap();
+    for (folder, why) in [
+        ("../link".to_owned(), "write an absolute path without `.`, `..` and links"),
+        (within.display().to_string(), "must be apart from the workspace"),
+        ("/proc/nothing".to_owned(), "make it a folder that this user can write to"),
+    ] {
+        let set = format!("sandbox.folder={folder}");
+        let told = world.run(&["call", "Bash", "command=true", "--set", &set]);
+        assert!(told.starts_with("exit: 7") && told.contains(why) && told.contains("E3101"), "{told}");
+        let told = world.run(&["doctor", "--set", &set]);
+        assert!(told.contains(why), "{told}");
+    }
+}
+
+/// It decides where files are written, so a folder's own configuration does not.
+#[test]
+fn an_untrusted_folder_cannot_set_the_disk() {
+    let world = World::cloned().file("../disk/note", "").file("wieldy.toml", "[sandbox]\nfolder = \"../disk\"\n");
+    assert_eq!(world.code(&["call", "Bash", "command=true"]), Some(0));
+    assert!(!world.path("../disk/wieldy-sandboxes").exists());
+}
+
 /// The level `none` makes no sandbox, and records none.
 #[test]
 fn a_program_without_isolation_has_no_records_of_a_sandbox() {

@@ -10,10 +10,12 @@ use std::ffi::CStr;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::OFlags;
 use rustix::process::{self, Pid, Signal, WaitOptions};
 use rustix::thread;
 use seccompiler::BpfProgram;
@@ -24,10 +26,11 @@ use super::protocol::{self, ForkServerOrder, ForkServerReport, InitReport};
 use super::supervisor::Supervisor;
 use super::tree::Tree;
 use crate::filter::seccomp;
+use crate::private_disk::remove_tree;
 use crate::sys;
 use crate::view::identity::{self, Identity};
 use crate::view::mounts;
-use crate::view::placeholders::{Marked, Placeholder, Placeholders, is_marked};
+use crate::view::placeholders::{Marked, Placeholder, Placeholders, is_marked, open_plain};
 use crate::view::plan::Step;
 
 /// The name that a program is started by to become a fork server.
@@ -101,12 +104,14 @@ impl ForkServer {
             self.held.release(&path);
         }
         let lost = std::mem::take(&mut self.lost).into_values().flatten().collect();
-        let lost = ChildResources { groups: lost, held: Vec::new() };
+        let lost = ChildResources { groups: lost, ..ChildResources::default() };
         let children = std::mem::take(&mut self.children);
         // The executor's own cgroup is the parent of its sandboxes' cgroups. A killed executor cannot remove it.
         let was_killed = process::getppid() != self.parent;
         let mut above = BTreeSet::new();
-        for resources in children.into_values().chain([lost]) {
+        for mut resources in children.into_values().chain([lost]) {
+            // It was killed before it had removed everything.
+            resources.is_remover = false;
             above.extend(resources.groups.iter().flat_map(|group| above_it(group)));
             resources.remove(&mut self.held);
         }
@@ -149,9 +154,10 @@ impl ForkServer {
 
     fn handle(&mut self, order: ForkServerOrder, socket: Option<OwnedFd>, mut beside: Vec<OwnedFd>) {
         match (order, socket) {
-            (ForkServerOrder::WarmInit { open_network, in_folder }, Some(socket)) => {
+            (ForkServerOrder::WarmInit { open_network, in_folder, private }, Some(socket)) => {
                 let folder = (in_folder && !beside.is_empty()).then(|| beside.remove(0));
-                self.make_warm_init(open_network, &socket, &JoinedGroups { folder, tasks: beside });
+                let groups = JoinedGroups { folder, tasks: beside };
+                self.make_warm_init(open_network, &socket, &groups, private);
             }
             (ForkServerOrder::Supervisor, Some(socket)) => self.make_supervisor(socket),
             (ForkServerOrder::IdMapNamespace { uid, gid }, Some(socket)) => {
@@ -162,10 +168,13 @@ impl ForkServer {
                 };
             }
             (ForkServerOrder::Register { child, protected, placeholders, groups }, Some(socket)) => {
-                let mut resources = ChildResources { groups, held: Vec::new() };
+                let mut resources = ChildResources { groups, ..ChildResources::default() };
                 let held = self.held.hold(&protected, &placeholders, &mut resources.held);
                 match Pid::from_raw(child).and_then(|pid| self.children.get_mut(&pid)) {
-                    Some(known) => *known = resources,
+                    Some(known) => {
+                        resources.private = known.private.take();
+                        *known = resources;
+                    }
                     None => resources.remove(&mut self.held),
                 }
                 let report = ForkServerReport { error: held.err().map(|error| error.to_string()) };
@@ -198,8 +207,27 @@ impl ForkServer {
                     // for now.
                     self.lost.insert(pid, std::mem::take(&mut resources.groups));
                 }
+                if let Some(private) = resources.private.take().filter(|_| !resources.is_remover) {
+                    self.start_removal(private);
+                }
                 resources.remove(&mut self.held);
             }
+        }
+    }
+
+    /// Removes a folder in a process of its own, because it may hold very many files.
+    fn start_removal(&mut self, folder: PathBuf) {
+        match sys::fork(0) {
+            Ok(None) => {
+                let alone = sys::close_all_but(&mut [0, 1, 2]).and_then(|()| die_with_parent());
+                sys::exit_now(i32::from(alone.and_then(|()| remove_tree(&folder)).is_err()))
+            }
+            // If the fork server ends before the removal does, it removes the folder itself.
+            Ok(Some(pid)) => {
+                let resources = ChildResources { private: Some(folder), is_remover: true, ..ChildResources::default() };
+                self.children.insert(pid, resources);
+            }
+            Err(_) => drop(remove_tree(&folder)),
         }
     }
 
@@ -268,7 +296,7 @@ impl ForkServer {
                     sys::exit_now(1);
                 }
                 prefer_for_oom_kill();
-                Supervisor { socket, landlock: None, private: Vec::new() }.serve_forever()
+                Supervisor { socket, landlock: None, private: Vec::new(), on_disk: Vec::new() }.serve_forever()
             }
             Ok(Some(pid)) => self.register(pid),
             // The socket closes, and the waiting executor sees its end.
@@ -276,9 +304,18 @@ impl ForkServer {
         }
     }
 
-    fn make_warm_init(&mut self, open_network: bool, socket: &OwnedFd, groups_to_join: &JoinedGroups) {
-        match self.try_make_warm_init(open_network, socket, groups_to_join) {
-            Ok(pid) => self.register(pid),
+    fn make_warm_init(
+        &mut self,
+        open_network: bool,
+        socket: &OwnedFd,
+        groups_to_join: &JoinedGroups,
+        private: Option<PathBuf>,
+    ) {
+        match self.try_make_warm_init(open_network, socket, groups_to_join, private.as_deref()) {
+            Ok(pid) => {
+                self.register(pid);
+                self.children.entry(pid).or_default().private = private;
+            }
             Err((doing, error)) => {
                 let report = InitReport::Failed { doing: doing.into(), error: error.to_string() };
                 let _ = protocol::send(socket, &report, &[]);
@@ -291,8 +328,12 @@ impl ForkServer {
         open_network: bool,
         socket: &OwnedFd,
         groups_to_join: &JoinedGroups,
+        private: Option<&Path>,
     ) -> Result<Pid, (&'static str, io::Error)> {
         let identity = Identity::of_this_process();
+        if let Some(private) = private {
+            make_private(private, identity).map_err(|error| ("making its private folder on the disk", error))?;
+        }
         let filter = match self.filter.take() {
             Some(filter) => filter,
             None => seccomp::filter().map_err(|error| ("compiling the filter", io::Error::other(error)))?,
@@ -317,7 +358,8 @@ impl ForkServer {
                 if sys::close_all_but(&mut [0, 1, 2, socket.as_raw_fd(), go_ours.as_raw_fd()]).is_err() {
                     sys::exit_now(1);
                 }
-                Init { socket, identity, open_network, filter: std::mem::take(filter) }.serve_forever(go_ours.into())
+                let (filter, private) = (std::mem::take(filter), private.map(Path::to_owned));
+                Init { socket, identity, open_network, filter, private }.serve_forever(go_ours.into())
             }
             Some(pid) => {
                 if let Err(error) = identity.map(pid) {
@@ -375,6 +417,10 @@ struct ChildResources {
     groups: Vec<PathBuf>,
     /// The paths that are held for it, parents first.
     held: Vec<PathBuf>,
+    /// The folder on a disk with its private folders.
+    private: Option<PathBuf>,
+    /// True if the child is a process that removes this folder.
+    is_remover: bool,
 }
 
 impl ChildResources {
@@ -386,7 +432,16 @@ impl ChildResources {
         for path in self.held.iter().rev() {
             held.release(path);
         }
+        // What cannot be removed is removed by the next start.
+        self.private.filter(|_| !self.is_remover).iter().for_each(|folder| drop(remove_tree(folder)));
     }
+}
+
+/// Makes the folder for a sandbox's private folders, which belongs to the sandbox's account.
+fn make_private(folder: &Path, identity: Identity) -> io::Result<()> {
+    fs::DirBuilder::new().mode(0o700).create(folder)?;
+    let made = open_plain(folder, OFlags::RDONLY | OFlags::DIRECTORY)?;
+    identity.give(&made)
 }
 
 /// Removes the empty cgroups of a sandbox and of its supervisors. If the cgroup still has those of other sandboxes, it

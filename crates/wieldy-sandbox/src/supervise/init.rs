@@ -17,7 +17,7 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::panic::AssertUnwindSafe;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::{self, DumpableBehavior, Pid};
@@ -43,6 +43,8 @@ pub(crate) struct Init {
     pub(crate) open_network: bool,
     /// The compiled seccomp filter.
     pub(crate) filter: BpfProgram,
+    /// The folder on a disk for the private folders; without one they are in memory.
+    pub(crate) private: Option<PathBuf>,
 }
 
 /// The step that failed, and the error.
@@ -60,6 +62,7 @@ struct Ready {
     tree: Tree,
     landlock: OwnedFd,
     private: Vec<CString>,
+    on_disk: Vec<PathBuf>,
     supervisors: HashMap<Pid, ()>,
 }
 
@@ -110,10 +113,13 @@ impl Init {
     fn prepare(&self, steps: &[Step], beside: Vec<OwnedFd>) -> Result<Prepared, Failure> {
         mounts::detach().map_err(doing("parting with the machine's mounts"))?;
         let sources = mounts::open_sources(steps)?;
+        let disk = self.private.as_deref().map(mounts::open_private).transpose();
+        let disk = disk.map_err(doing("opening its private folder on the disk"))?;
+        let has_disk = disk.is_some();
         self.identity.assume().map_err(doing("becoming the sandbox's user"))?;
         // Again, since a change of user resets it.
         fork_server::die_with_parent().map_err(doing("tying the sandbox to its fork server"))?;
-        let root = NewRoot::begin(steps).map_err(doing("moving to the new root"))?;
+        let root = NewRoot::begin(steps, disk).map_err(doing("moving to the new root"))?;
         root.add(steps, sources)?;
         let _ = rustix::system::sethostname(b"sandbox");
         if !self.open_network {
@@ -125,11 +131,12 @@ impl Init {
         let rules = rules.map_err(|absent| ("Landlock".into(), io::Error::other(absent)))?;
         let landlock = rules.descriptor().map_err(doing("keeping Landlock rules"))?;
         let tree = sys::child_signals().and_then(Tree::new).map_err(doing("hearing of children"))?;
-        // All private folders are on one file system, so those that later steps add need not be known.
-        let private = plan::private(steps);
+        // All private folders in memory are on one file system, so those that later steps add need not be known.
+        let (on_disk, private): (Vec<_>, Vec<_>) =
+            plan::private(steps).into_iter().partition(|path| has_disk && mounts::may_be_on_disk(path));
         let private = private.iter().filter_map(|path| CString::new(path.as_os_str().as_bytes()).ok()).collect();
         bound_rights();
-        let mut ready = Ready { tree, landlock, private, supervisors: HashMap::new() };
+        let mut ready = Ready { tree, landlock, private, on_disk, supervisors: HashMap::new() };
         let first = beside
             .into_iter()
             .next()
@@ -228,7 +235,8 @@ impl Ready {
                 {
                     sys::exit_now(1);
                 }
-                Supervisor { socket, landlock: Some(landlock), private: self.private.clone() }.serve_forever()
+                let (private, on_disk) = (self.private.clone(), self.on_disk.clone());
+                Supervisor { socket, landlock: Some(landlock), private, on_disk }.serve_forever()
             }
         }
         Ok(())

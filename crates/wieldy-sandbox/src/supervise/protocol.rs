@@ -23,8 +23,9 @@ use crate::view::plan;
 pub(crate) enum ForkServerOrder {
     /// Make the init of a sandbox, in new namespaces; it waits for orders at the attached socket. After the socket come
     /// the folder of the cgroup v2 group that it starts in, if `in_folder`, and the `tasks` files of the v1 groups that
-    /// it joins. If joining fails, the executor moves it.
-    WarmInit { open_network: bool, in_folder: bool },
+    /// it joins. If joining fails, the executor moves it. Its private folders are in the new folder `private` on a
+    /// disk, if there is one, which is removed with everything in it at the end of the child.
+    WarmInit { open_network: bool, in_folder: bool, private: Option<PathBuf> },
     /// Make a supervisor outside of every sandbox, which serves the attached socket.
     Supervisor,
     /// Send a user namespace that maps this owner's files to the sandboxes' account.
@@ -110,6 +111,9 @@ pub(crate) struct RunLimits {
     pub(crate) open_files: Option<u64>,
     pub(crate) disk_bytes: Option<u64>,
     pub(crate) disk_files: Option<u64>,
+    /// The bytes and files that private folders on a disk may hold together.
+    #[serde(default)]
+    pub(crate) room: Option<plan::Room>,
     /// True if the report needs the number of files made.
     #[serde(default)]
     pub(crate) counts_files: bool,

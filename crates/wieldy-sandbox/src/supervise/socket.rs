@@ -183,10 +183,15 @@ impl Drop for ForkServerClient {
         // The socket is closed right after this, and then the fork server ends. A thread reaps it, so that the drop
         // does not block.
         let reaper = std::thread::Builder::new().name("wieldy-reaper".into()).spawn(move || drop(process.wait()));
-        let mut leaving = LEAVING.lock().unwrap_or_else(PoisonError::into_inner);
-        leaving.retain(|reaper| !reaper.is_finished());
-        leaving.extend(reaper);
+        reaper.into_iter().for_each(finish_before_exit);
     }
+}
+
+/// Makes [`finish`] wait for this thread, which cleans up.
+pub(crate) fn finish_before_exit(thread: JoinHandle<()>) {
+    let mut leaving = LEAVING.lock().unwrap_or_else(PoisonError::into_inner);
+    leaving.retain(|thread| !thread.is_finished());
+    leaving.push(thread);
 }
 
 /// A fork server that starts in the background, while the program does something else. The fork server lives until this
@@ -210,7 +215,7 @@ impl Drop for EarlyForkServer {
     }
 }
 
-/// Threads that wait for the end of fork servers.
+/// Threads that wait for the end of fork servers, and clean up after them.
 static LEAVING: Mutex<Vec<JoinHandle<()>>> = Mutex::new(Vec::new());
 
 /// Waits, at most a few seconds, until all fork servers have cleaned up after their sandboxes.

@@ -12,7 +12,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::panic::AssertUnwindSafe;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -30,8 +30,10 @@ pub(crate) struct Supervisor {
     pub(crate) socket: OwnedFd,
     /// The Landlock ruleset that commands apply to themselves, if there is one.
     pub(crate) landlock: Option<OwnedFd>,
-    /// The private folders of the sandbox, which commands may fill.
+    /// The private folders of the sandbox in memory, which commands may fill.
     pub(crate) private: Vec<CString>,
+    /// The private folders of the sandbox on a disk.
+    pub(crate) on_disk: Vec<PathBuf>,
 }
 
 /// The search path for programs of a command whose environment has no `PATH`.
@@ -112,7 +114,7 @@ impl Supervisor {
             limits: rlimits(order),
             failure: None,
         };
-        let mut watch = Watch::new(&order.limits, &order.workspace, &self.private);
+        let mut watch = Watch::new(&order.limits, &order.workspace, &self.private, &self.on_disk);
         let main =
             sys::vfork(stack, &mut start, become_command).map_err(|error| (StartStep::Fork, errno_of(&error)))?;
         // Close our copies: only the command's tree may keep its pipes open.

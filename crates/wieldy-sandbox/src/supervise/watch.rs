@@ -32,13 +32,8 @@ const FILES_FURTHER_MIN: u64 = 64;
 /// The limits of one run, and the counters at its start.
 pub(crate) struct Watch<'a> {
     limits: RunLimits,
-    workspace: PathBuf,
-    since: SystemTime,
-    /// The growth of the workspace's whole file system, and the growth from which on the workspace is scanned.
-    growth: Option<Growth>,
-    look_from: Taken,
-    /// The time from which on growth above the limits alone causes a scan.
-    look_at: Option<Instant>,
+    /// The workspace, and the private folders on a disk.
+    scanned: Vec<Scanned>,
     /// One folder of each private file system of the sandbox.
     private: &'a [CString],
     /// The use of the private file systems at the start.
@@ -48,6 +43,18 @@ pub(crate) struct Watch<'a> {
     /// The devices of the private file systems.
     private_devices: Vec<u64>,
     processes_peak: u64,
+}
+
+/// Folders of one file system, in which new files and bytes are counted.
+struct Scanned {
+    folders: Vec<PathBuf>,
+    limits: RunLimits,
+    since: SystemTime,
+    /// The growth of the whole file system, and the growth from which on the folders are scanned.
+    growth: Option<Growth>,
+    look_from: Taken,
+    /// The time from which on growth above the limits alone causes a scan.
+    look_at: Option<Instant>,
 }
 
 /// Returns the first folder on each file system.
@@ -71,24 +78,22 @@ struct Living {
 }
 
 impl<'a> Watch<'a> {
-    pub(crate) fn new(limits: &RunLimits, workspace: &Path, private: &'a [CString]) -> Self {
+    /// `private` are private folders in memory, `on_disk` those on a disk, which are on one file system.
+    pub(crate) fn new(limits: &RunLimits, workspace: &Path, private: &'a [CString], on_disk: &[PathBuf]) -> Self {
         // Files get the time of the last tick, so use the clock with the same resolution.
         let tick = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
         let since = UNIX_EPOCH + Duration::new(tick.tv_sec.unsigned_abs(), tick.tv_nsec.unsigned_abs() as u32);
-        let is_watched = limits.disk_files.or(limits.disk_bytes).is_some();
-        let growth = is_watched.then(|| Taken::of_file_system(workspace)).flatten().map(Growth::from);
-        let look_from = Taken::allowed(limits);
+        let groups = [vec![workspace.to_owned()], on_disk.to_vec()];
+        let scanned = groups.into_iter().filter(|folders| !folders.is_empty());
+        let mut scanned: Vec<_> = scanned.map(|folders| Scanned::new(folders, limits, since)).collect();
+        // The workspace is the first.
+        scanned.iter_mut().skip(1).for_each(Scanned::keep_to_room);
         let private_before = Taken::of_private(private);
-        let workspace = workspace.to_owned();
         let session_left = limits.session_memory_bytes.map(|limit| limit.saturating_sub(private_before.bytes));
         let memory_max = limits.memory_bytes.into_iter().chain(session_left).min();
         Self {
             limits: *limits,
-            workspace,
-            since,
-            growth,
-            look_from,
-            look_at: None,
+            scanned,
             private,
             private_before,
             memory: memory_max.map(Memory::new),
@@ -166,68 +171,20 @@ impl<'a> Watch<'a> {
 
     /// Returns the disk limit that was passed, if one was.
     pub(crate) fn check_disk(&mut self) -> Option<(WatchedLimit, u64)> {
-        let in_workspace = self.taken();
-        self.passed_by(in_workspace)
+        let scanned: Vec<_> = self.scanned.iter_mut().filter_map(|one| Some((one.taken()?, one.limits))).collect();
+        self.passed_by(scanned)
     }
 
-    /// Returns the disk limit passed by the growth of private folders, or by this growth of the workspace.
-    fn passed_by(&self, in_workspace: Option<Taken>) -> Option<(WatchedLimit, u64)> {
+    /// Returns the disk limit passed by the growth of private folders in memory, or by this growth of scanned folders.
+    fn passed_by(&self, scanned: Vec<(Taken, RunLimits)>) -> Option<(WatchedLimit, u64)> {
         let passed = |limit: Option<u64>, used: u64| limit.is_some_and(|limit| used > limit);
         let in_private = self.in_private();
-        std::iter::once(in_private).chain(in_workspace).find_map(|taken| {
-            if passed(self.limits.disk_files, taken.files) {
+        std::iter::once((in_private, self.limits)).chain(scanned).find_map(|(taken, limits)| {
+            if passed(limits.disk_files, taken.files) {
                 return Some((WatchedLimit::DiskFiles, taken.files));
             }
-            passed(self.limits.disk_bytes, taken.bytes).then_some((WatchedLimit::DiskBytes, taken.bytes))
+            passed(limits.disk_bytes, taken.bytes).then_some((WatchedLimit::DiskBytes, taken.bytes))
         })
-    }
-
-    /// Returns the new files and bytes in the workspace, if its whole file system grew so much that they may pass a
-    /// limit. The growth itself proves nothing, since other processes write there, too. The processes' own write
-    /// counters miss those that were never reaped.
-    fn taken(&mut self) -> Option<Taken> {
-        let more = self.grown()?;
-        let begun = Instant::now();
-        let is_time = self.look_at.is_some_and(|at| at <= begun);
-        let from = if is_time { Taken::allowed(&self.limits) } else { self.look_from };
-        if more.files <= from.files && more.bytes <= from.bytes {
-            return None;
-        }
-        let further = |limit: Option<u64>, more: u64, least: u64| {
-            limit.map_or(u64::MAX, |limit| more.max(limit).saturating_add((limit / 4).max(least)))
-        };
-        self.look_from = Taken {
-            files: further(self.limits.disk_files, more.files, FILES_FURTHER_MIN),
-            bytes: further(self.limits.disk_bytes, more.bytes, 0),
-        };
-        let taken = self.look(more, true);
-        self.look_at = Some(Instant::now() + LOOK_AGAIN.max(begun.elapsed() * 10));
-        taken
-    }
-
-    /// Returns the new files and bytes in the workspace after a command that wrote so many bytes, if they may pass a
-    /// limit. Other processes may have removed as much meanwhile, so growth of the file system is not the only
-    /// condition.
-    fn taken_in_the_end(&mut self, written: u64) -> Option<Taken> {
-        let (more, allowed) = (self.grown()?, Taken::allowed(&self.limits));
-        let has_grown = more.files > allowed.files || more.bytes > allowed.bytes;
-        let has_written = written > 0 && written >= allowed.bytes;
-        if has_grown || has_written { self.look(more, true) } else { None }
-    }
-
-    /// Returns the growth of the file system since the start.
-    fn grown(&mut self) -> Option<Taken> {
-        let now = Taken::of_file_system(&self.workspace)?;
-        Some(self.growth.as_mut()?.note(now))
-    }
-
-    /// Scans the workspace, whose whole file system has grown by `more`, for new files and bytes. Without bytes the
-    /// scan is faster.
-    fn look(&self, more: Taken, with_bytes: bool) -> Option<Taken> {
-        let mut look = Look::new(self.since, &self.workspace, with_bytes)?;
-        look.through(&self.workspace);
-        // If a part could not be read that commands can write to, the whole growth may be theirs.
-        Some(if look.missed { look.taken.or_more(more) } else { look.taken })
     }
 
     /// Returns the growth of the workspace and the private folders in files and folders; 0 unless the order asks for
@@ -237,10 +194,7 @@ impl<'a> Watch<'a> {
             return 0;
         }
         let in_private = self.in_private().files;
-        let Some(more) = self.grown().filter(|more| more.files > 0) else { return in_private };
-        let seen = self.look(more, false).map_or(0, |seen| seen.files);
-        // The scan also finds files made just before the start, within the same tick of the clock.
-        in_private.saturating_add(seen.min(more.files))
+        self.scanned.iter_mut().map(Scanned::files_made).fold(in_private, u64::saturating_add)
     }
 
     /// Returns the limit that an ended command ran into, as far as that can be seen. Disk limits that it passed are
@@ -248,8 +202,9 @@ impl<'a> Watch<'a> {
     pub(crate) fn at_the_end(&mut self, tree: &Tree) -> Option<(WatchedLimit, u64)> {
         let status = tree.status()?;
         let written = tree.used().blocks_written * BLOCK_BYTES;
-        let in_workspace = self.taken_in_the_end(written);
-        let cut_off = self.passed_by(in_workspace);
+        let all = self.scanned.iter_mut();
+        let scanned: Vec<_> = all.filter_map(|one| Some((one.taken_in_the_end(written)?, one.limits))).collect();
+        let cut_off = self.passed_by(scanned);
         let cut_off = cut_off.or_else(|| self.full_private().filter(|_| self.has_filled_private()));
         // A short command may have filled private folders between two checks. One that only found them full passed no
         // limit.
@@ -294,6 +249,91 @@ impl<'a> Watch<'a> {
     fn has_filled_private(&self) -> bool {
         let more = self.in_private();
         more.files > 0 || more.bytes > 0
+    }
+}
+
+impl Scanned {
+    fn files_made(&mut self) -> u64 {
+        let Some(more) = self.grown().filter(|more| more.files > 0) else { return 0 };
+        let seen = self.look(more, false).map_or(0, |seen| seen.files);
+        // The scan also finds files made just before the start, within the same tick of the clock.
+        seen.min(more.files)
+    }
+
+    fn new(folders: Vec<PathBuf>, limits: &RunLimits, since: SystemTime) -> Self {
+        let is_watched = limits.disk_files.or(limits.disk_bytes).is_some();
+        let first = folders.first().filter(|_| is_watched);
+        let growth = first.and_then(Taken::of_file_system).map(Growth::from);
+        Self { folders, limits: *limits, since, growth, look_from: Taken::allowed(limits), look_at: None }
+    }
+
+    /// Lowers the limits to what the folders have room for beside the files that are there.
+    fn keep_to_room(&mut self) {
+        let (Some(room), Some(mut look)) = (self.limits.room, self.look_since(UNIX_EPOCH, true)) else { return };
+        self.folders.iter().for_each(|folder| look.through(folder));
+        // Folders that an earlier call closed are left out. If they counted as full, a session with one could write
+        // nothing more.
+        let used = look.taken;
+        let least = |limit: Option<u64>, room: u64, used: u64| {
+            let left = room.saturating_sub(used);
+            Some(limit.map_or(left, |limit| limit.min(left)))
+        };
+        self.limits.disk_bytes = least(self.limits.disk_bytes, room.bytes, used.bytes);
+        self.limits.disk_files = least(self.limits.disk_files, room.inodes, used.files);
+        self.look_from = Taken::allowed(&self.limits);
+    }
+
+    /// Returns a scan of the folders for entries that were made or changed since then.
+    fn look_since(&self, since: SystemTime, with_bytes: bool) -> Option<Look> {
+        Look::new(since, self.folders.first()?, with_bytes)
+    }
+
+    /// Returns the new files and bytes in the folders, if the whole file system grew so much that they may pass a
+    /// limit. The growth itself proves nothing, since other processes write there, too. The processes' own write
+    /// counters miss those that were never reaped.
+    fn taken(&mut self) -> Option<Taken> {
+        let more = self.grown()?;
+        let begun = Instant::now();
+        let is_time = self.look_at.is_some_and(|at| at <= begun);
+        let from = if is_time { Taken::allowed(&self.limits) } else { self.look_from };
+        if more.files <= from.files && more.bytes <= from.bytes {
+            return None;
+        }
+        let further = |limit: Option<u64>, more: u64, least: u64| {
+            limit.map_or(u64::MAX, |limit| more.max(limit).saturating_add((limit / 4).max(least)))
+        };
+        self.look_from = Taken {
+            files: further(self.limits.disk_files, more.files, FILES_FURTHER_MIN),
+            bytes: further(self.limits.disk_bytes, more.bytes, 0),
+        };
+        let taken = self.look(more, true);
+        self.look_at = Some(Instant::now() + LOOK_AGAIN.max(begun.elapsed() * 10));
+        taken
+    }
+
+    /// Returns the new files and bytes in the folders after a command that wrote so many bytes, if they may pass a
+    /// limit. Other processes may have removed as much meanwhile, so growth of the file system is not the only
+    /// condition.
+    fn taken_in_the_end(&mut self, written: u64) -> Option<Taken> {
+        let (more, allowed) = (self.grown()?, Taken::allowed(&self.limits));
+        let has_grown = more.files > allowed.files || more.bytes > allowed.bytes;
+        let has_written = written > 0 && written >= allowed.bytes;
+        if has_grown || has_written { self.look(more, true) } else { None }
+    }
+
+    /// Returns the growth of the file system since the start.
+    fn grown(&mut self) -> Option<Taken> {
+        let now = Taken::of_file_system(self.folders.first()?)?;
+        Some(self.growth.as_mut()?.note(now))
+    }
+
+    /// Scans the folders, whose whole file system has grown by `more`, for new files and bytes. Without bytes the
+    /// scan is faster.
+    fn look(&self, more: Taken, with_bytes: bool) -> Option<Taken> {
+        let mut look = self.look_since(self.since, with_bytes)?;
+        self.folders.iter().for_each(|folder| look.through(folder));
+        // If a part could not be read that commands can write to, the whole growth may be theirs.
+        Some(if look.missed { look.taken.or_more(more) } else { look.taken })
     }
 }
 

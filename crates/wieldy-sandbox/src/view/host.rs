@@ -130,6 +130,7 @@ mod tests {
             home: Some("/root".into()),
             programs: vec![],
             state: None,
+            private: None,
             user: 1000,
             group: 1000,
         };

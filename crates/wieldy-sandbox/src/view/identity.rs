@@ -59,6 +59,15 @@ impl Identity {
         }
     }
 
+    /// Gives a new folder to the account of the sandboxes.
+    pub(crate) fn give(self, folder: &OwnedFd) -> io::Result<()> {
+        if self == Self::Root {
+            let (uid, gid) = (thread::Uid::from_raw(NOBODY_OUTSIDE), thread::Gid::from_raw(NOBODY_OUTSIDE));
+            rustix::fs::fchown(folder, Some(uid), Some(gid))?;
+        }
+        Ok(())
+    }
+
     /// Switches this process to the user and group id inside the sandbox.
     pub(crate) fn assume(self) -> io::Result<()> {
         if self == Self::Root {

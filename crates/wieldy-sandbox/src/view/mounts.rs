@@ -29,6 +29,8 @@ const MACHINE: &str = "/dev/workshop/machine";
 /// The mount point of the private folders. They are parts of one file system, since making one takes much longer than
 /// mounting a part of it.
 const PRIVATE: &str = "/dev/workshop/private";
+/// The mount point of a folder on a disk, which has the private folders instead if there is one.
+const ON_DISK: &str = "/dev/workshop/disk";
 /// An empty folder that is mounted on hidden folders; `NO_FILE` is for hidden files.
 const NO_FOLDER: &str = "/dev/workshop/no-folder";
 const NO_FILE: &str = "/dev/workshop/no-file";
@@ -76,9 +78,23 @@ fn open_sources_in(machine: &Path, steps: &[Step], mut binds: HashMap<usize, Own
     Ok(Sources { binds, devices: devices.iter().copied().map(device).collect::<Result<_, _>>()? })
 }
 
+/// Opens a folder on a disk for the private folders, without devices and set-user-id programs.
+pub(crate) fn open_private(folder: &Path) -> io::Result<OwnedFd> {
+    let mount = copy_of(&open_plain(folder, OFlags::PATH | OFlags::DIRECTORY)?)?;
+    sys::change_mount(mount.as_fd(), true, MountChange::default())?;
+    Ok(mount)
+}
+
+/// Returns true if this private folder need not be in memory. Shared memory and `/run` are small, and programs expect
+/// them to be memory.
+pub(crate) fn may_be_on_disk(path: &Path) -> bool {
+    ![Path::new("/dev/shm"), Path::new("/run")].contains(&path)
+}
+
 /// A new root that is being built.
 pub(crate) struct NewRoot {
     mount: OwnedFd,
+    has_disk: bool,
     root: OwnedFd,
     files_made: Cell<u32>,
 }
@@ -87,7 +103,8 @@ const READ_ONLY: MountChange<'static> = MountChange { read_only: true, owners: N
 
 impl NewRoot {
     /// Makes an empty root and moves to it; the old root can still be reached. Of `steps`, it reads only the sizes.
-    pub(crate) fn begin(steps: &[Step]) -> io::Result<Self> {
+    /// `disk` is the mount for the private folders, if they are not in memory.
+    pub(crate) fn begin(steps: &[Step], disk: Option<OwnedFd>) -> io::Result<Self> {
         let no_room = || io::Error::other("the plan has no root");
         let root_room = steps.iter().find_map(Step::room).ok_or_else(no_room)?;
         let private_room = private_room(steps).ok_or_else(no_room)?;
@@ -104,10 +121,14 @@ impl NewRoot {
         rustix::process::chdir("/")?;
         fs::create_dir(PRIVATE)?;
         attach(&memory(private_room, 0o755)?, PRIVATE)?;
+        if let Some(disk) = &disk {
+            fs::create_dir(ON_DISK)?;
+            attach(disk, ON_DISK)?;
+        }
         fs::create_dir(NO_FOLDER)?;
         fs::set_permissions(NO_FOLDER, fs::Permissions::from_mode(0o000))?;
         write_file(Path::new(NO_FILE), "", 0)?;
-        Ok(Self { mount, root: open_folder("/")?, files_made: Cell::new(0) })
+        Ok(Self { mount, has_disk: disk.is_some(), root: open_folder("/")?, files_made: Cell::new(0) })
     }
 
     /// Carries out the first steps.
@@ -141,7 +162,8 @@ impl NewRoot {
             Step::Tmpfs { path, .. } if path == Path::new("/") => Ok(()),
             Step::Tmpfs { path, mode, .. } => {
                 let name = path.to_string_lossy().replace('/', "-");
-                let folder = Path::new(PRIVATE).join(name.trim_start_matches('-'));
+                let base = if self.has_disk && may_be_on_disk(path) { ON_DISK } else { PRIVATE };
+                let folder = Path::new(base).join(name.trim_start_matches('-'));
                 fs::create_dir(&folder)?;
                 fs::set_permissions(&folder, fs::Permissions::from_mode(*mode))?;
                 self.make_folder(path, 0o755)?;

@@ -125,6 +125,8 @@ pub(crate) struct HostFacts<'a> {
     pub(crate) programs: Vec<PathBuf>,
     /// The folder of the executor's own files.
     pub(crate) state: Option<PathBuf>,
+    /// The folder on a disk with the private folders of sandboxes.
+    pub(crate) private: Option<PathBuf>,
     /// The sandbox's user id inside.
     pub(crate) user: u32,
     /// The sandbox's group id inside.

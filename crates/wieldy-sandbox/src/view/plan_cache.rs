@@ -31,6 +31,8 @@ pub(crate) struct OwnFolders {
     pub(crate) home: Option<PathBuf>,
     /// The folder of the executor's own files.
     pub(crate) state: Option<PathBuf>,
+    /// The folder on a disk with the private folders of sandboxes.
+    pub(crate) private: Option<PathBuf>,
 }
 
 /// The last plans, the newest at the end.
@@ -125,8 +127,8 @@ impl Asked {
     fn plan(&self, look: &dyn Look, own: &OwnFolders) -> Result<Plan, SandboxError> {
         let Self { workspace, rules, network, room } = self;
         let (user, group) = Identity::of_this_process().inside();
-        let (home, state) = (own.home.clone(), own.state.clone());
-        let facts = HostFacts { look, home, programs: program_folders(), state, user, group };
+        let OwnFolders { home, state, private } = own.clone();
+        let facts = HostFacts { look, home, programs: program_folders(), state, private, user, group };
         plan(&Request { workspace, rules, network, room: *room }, &facts).map_err(SandboxError::creation_from)
     }
 }

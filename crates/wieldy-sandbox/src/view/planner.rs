@@ -329,7 +329,7 @@ impl Planner<'_> {
         for path in self.usually_hidden(&shown)? {
             self.hide_one(&path, false)?;
         }
-        for own in self.facts.state.iter().chain(&rules.own) {
+        for own in self.facts.state.iter().chain(&self.facts.private).chain(&rules.own) {
             self.hide_one(own, false)?;
         }
         for path in &rules.hidden {

@@ -103,6 +103,11 @@ fn every_promise_of_ending_holds() {
 }
 
 #[test]
+fn every_promise_of_private_folders_on_a_disk_holds() {
+    passes(&["private_disk::"], 9);
+}
+
+#[test]
 fn attacks_on_files_fail() {
     passes(&["escape::reading", "escape::writing", "escape::protected"], 12);
 }

@@ -14,6 +14,7 @@ mod leaving_nothing;
 mod measuring;
 mod oci;
 mod pool;
+mod private_disk;
 mod proxy;
 mod sessions;
 mod starting;

@@ -165,6 +165,7 @@ fn everything() -> FileConfig {
                 disk_files: Some(Whole(7)),
             }),
             oci: Some(FileOci { rootfs: path(), layout: path() }),
+            folder: path(),
             firecracker: Some(FileFirecracker { kernel: path(), rootfs: path() }),
         }),
         output: Some(FileOutput { bytes_max: Some(Whole(7_000_000)) }),

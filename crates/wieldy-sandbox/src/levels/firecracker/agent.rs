@@ -233,7 +233,8 @@ fn prepare(order: &Prepare) -> io::Result<Workspace> {
     let steps = steps(order);
     let build = || {
         let sources = mounts::open_sources(&steps)?;
-        let root = mounts::NewRoot::begin(&steps).map_err(|error| ("moving to the new root".to_owned(), error))?;
+        let root =
+            mounts::NewRoot::begin(&steps, None).map_err(|error| ("moving to the new root".to_owned(), error))?;
         root.add(&steps, sources)?;
         root.finish(&[], HashMap::new())
     };
@@ -314,7 +315,7 @@ impl Attendant {
             let places =
                 [workspace.folder.as_path(), Path::new("/tmp")].into_iter().filter(|_| workspace.user.is_some());
             let private = places.filter_map(|path| CString::new(path.as_os_str().as_bytes()).ok()).collect();
-            Supervisor { socket: theirs, landlock: None, private }.serve_forever()
+            Supervisor { socket: theirs, landlock: None, private, on_disk: Vec::new() }.serve_forever()
         }
         drop(theirs);
         protocol::receive::<SupervisorReport>(&supervisor)?.ok_or_else(lost)?;

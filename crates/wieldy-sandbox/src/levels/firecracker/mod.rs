@@ -193,7 +193,7 @@ impl Backend for FirecrackerBackend {
     ) -> Result<Arc<Machine>, SandboxError> {
         let base = self.base.get_or_try_init(|| self.make_base()).await?;
         let (home, state) = (self.options.home.clone(), Some(self.options.state.clone()));
-        let plan = PlanCache::default().plan(confinement, &OwnFolders { home, state })?;
+        let plan = PlanCache::default().plan(confinement, &OwnFolders { home, state, private: None })?;
         let made = SandboxRef { id: id_for(&confinement.place, Level::Firecracker), level: Level::Firecracker };
         Machine::start(made, confinement, &self.options, base, &plan).await
     }

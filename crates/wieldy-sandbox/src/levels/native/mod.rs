@@ -24,9 +24,10 @@ use self::sandbox::NativeSandbox;
 use self::warm::{BuildError, WarmInit};
 use crate::cgroup::{Controller, Hierarchy, KnownGroup};
 use crate::pool::{Backend, IdleLimits, Live, Pool, Shape, next_id, sandbox_by_pool};
+use crate::private_disk::{self, PrivateDisk};
 use crate::view::placeholders::host_view::Planned;
 use crate::view::plan::{self, Plan, Step};
-use crate::view::plan_cache::{OwnFolders, PlanCache};
+use crate::view::plan_cache::{self, OwnFolders, PlanCache};
 
 /// The largest number of shapes that sandboxes are built ahead for.
 const SHAPES_MAX: usize = 4;
@@ -42,6 +43,10 @@ pub struct NativeOptions {
     pub state: Option<PathBuf>,
     /// The home folder of the user who runs the executor; secrets in it are hidden wherever it is mounted.
     pub home: Option<PathBuf>,
+    /// The folder on a disk for the private folders `/tmp`, `/var/tmp` and `$HOME` of sandboxes, which are in memory
+    /// without it. In it, a folder `wieldy-sandboxes` is made, which only this user may enter. What dead executors left
+    /// there is removed when a level with this folder is made.
+    pub folder: Option<PathBuf>,
     /// The number of sandboxes that are built ahead for calls without a session.
     pub warm_sandboxes: usize,
     /// The number of first processes that are made ahead, for sandboxes of any plan.
@@ -57,6 +62,7 @@ impl Default for NativeOptions {
         Self {
             state: None,
             home: std::env::home_dir(),
+            folder: None,
             warm_sandboxes: 1,
             warm_inits: 1,
             idle_max: Duration::from_secs(10 * 60),
@@ -77,6 +83,10 @@ impl Native {
     /// Returns the level with these settings. Nothing is made before it is needed.
     pub fn new(options: NativeOptions) -> Self {
         let idle_limits = options.idle_limits;
+        if let Some(folder) = options.folder.clone() {
+            // There may be much to remove, and nothing waits for it.
+            let _ = std::thread::Builder::new().name("wieldy-sweep".into()).spawn(move || private_disk::sweep(&folder));
+        }
         let backend = NativeBackend {
             options,
             hierarchy: OnceLock::new(),
@@ -86,6 +96,7 @@ impl Native {
             warm_inits: Mutex::default(),
             system: Mutex::default(),
             id_maps: IdMaps::default(),
+            private: Mutex::default(),
         };
         Self { pool: Pool::new(backend, idle_limits) }
     }
@@ -123,6 +134,8 @@ struct NativeBackend {
     /// The steps that the last sandbox began with, and the next one most likely will.
     system: Mutex<Vec<Step>>,
     id_maps: IdMaps,
+    /// The folder on a disk for private folders, once a sandbox needs it.
+    private: Mutex<Option<Arc<PrivateDisk>>>,
 }
 
 impl Backend for NativeBackend {
@@ -238,6 +251,10 @@ impl NativeBackend {
         confinement: &Confinement,
         outer: Option<&NativeSandbox>,
     ) -> Result<Arc<NativeSandbox>, BuildError> {
+        let private = self.private()?;
+        if let Some(disk) = &private {
+            disk.check_apart(&plan_cache::workspace(confinement)?).map_err(SandboxError::creation_from)?;
+        }
         let (plan, mut unverified) = self.plan_cache.cached_or_new(confinement, &self.own_folders())?;
         let open_network = confinement.network == Network::Open;
         let warm_init = match &confinement.place {
@@ -248,7 +265,7 @@ impl NativeBackend {
                 Some(outer) => {
                     let group = outer.room_for(id).map_err(|error| SandboxError::creation("making a cgroup", error))?;
                     let group = group.ok_or_else(|| SandboxError::missing(outer.record().id()))?;
-                    WarmInit::make(reference(id.clone()), open_network, || Ok(group)).await?
+                    WarmInit::make(reference(id.clone()), open_network, private.as_deref(), || Ok(group)).await?
                 }
             },
         };
@@ -280,7 +297,8 @@ impl NativeBackend {
             let group =
                 cgroup_parent::below(&above, &id).map_err(|error| SandboxError::creation("making a cgroup", error))?;
             if let Some(group) = group {
-                return WarmInit::make(reference(id), open_network, || Ok(group)).await;
+                let private = self.private()?;
+                return WarmInit::make(reference(id), open_network, private.as_deref(), || Ok(group)).await;
             }
         }
         let warm_init = self.warm_init(open_network, steps).await?;
@@ -329,11 +347,25 @@ impl NativeBackend {
 
     async fn make_warm_init(&self, id: SandboxId, open_network: bool) -> Result<WarmInit, SandboxError> {
         let name = id.0.clone();
-        WarmInit::make(reference(id), open_network, || self.hierarchy().group(&name)).await
+        let private = self.private()?;
+        WarmInit::make(reference(id), open_network, private.as_deref(), || self.hierarchy().group(&name)).await
+    }
+
+    /// Returns the folder on a disk for private folders, if they are not in memory.
+    fn private(&self) -> Result<Option<Arc<PrivateDisk>>, SandboxError> {
+        let Some(folder) = &self.options.folder else { return Ok(None) };
+        let mut private = lock(&self.private);
+        if private.is_none() {
+            let disk = PrivateDisk::make(folder, Level::Native).map_err(SandboxError::creation_from)?;
+            *private = Some(Arc::new(disk));
+        }
+        Ok(private.clone())
     }
 
     fn own_folders(&self) -> OwnFolders {
-        OwnFolders { home: self.options.home.clone(), state: self.options.state.clone() }
+        let NativeOptions { home, state, folder, .. } = &self.options;
+        let private = folder.as_deref().map(private_disk::own_path);
+        OwnFolders { home: home.clone(), state: state.clone(), private }
     }
 
     fn hierarchy(&self) -> &Hierarchy {

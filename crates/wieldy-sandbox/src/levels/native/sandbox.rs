@@ -33,6 +33,7 @@ use crate::view::masked::{Masked, MaskedPath, are_unchanged, file_id, masked_by}
 use crate::view::placeholders::Placeholder;
 use crate::view::placeholders::host_view::Planned;
 use crate::view::plan::{self, Step};
+use crate::view::plan_cache::room;
 
 /// Minimum memory peak of a command after which its page cache is dropped.
 const SETTLE_BYTES_MIN: u64 = 16 << 20;
@@ -155,6 +156,7 @@ impl NativeSandbox {
         let limits = &confinement.limits;
         order.limits.disk_bytes = limits.disk_bytes;
         order.limits.disk_files = limits.disk_files;
+        order.limits.room = Some(room(confinement));
         order.limits.counts_files = confinement.place_limits.disk_files.is_some();
         if self.record.enforcement().contains(&Enforcement { limit: Limit::MemoryBytes, by: Enforcer::Watcher }) {
             order.limits.memory_bytes = limits.memory_bytes;

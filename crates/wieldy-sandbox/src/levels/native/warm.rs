@@ -14,6 +14,7 @@ use wieldy_core::{Command, ResourceLimits, SandboxError, SandboxRef, Stdin};
 
 use crate::cgroup::Group;
 use crate::limits::group_limits;
+use crate::private_disk::PrivateDisk;
 use crate::supervise::host_process::NullSink;
 use crate::supervise::protocol::{ForkServerOrder, InitOrder, InitReport, Received, RunOrder};
 use crate::supervise::run::SupervisorClient;
@@ -61,6 +62,7 @@ impl WarmInit {
     pub(super) async fn make(
         made: SandboxRef,
         open_network: bool,
+        private: Option<&PrivateDisk>,
         group: impl FnOnce() -> io::Result<Group>,
     ) -> Result<Self, SandboxError> {
         let fork_server = ForkServerClient::of_this_process()
@@ -70,7 +72,8 @@ impl WarmInit {
         let group = group().map_err(|error| SandboxError::creation("making a cgroup", error))?;
         let first = group.child("supervisor-0").map_err(|error| SandboxError::creation("making a cgroup", error))?;
         let ways = first.ways_in();
-        let order = ForkServerOrder::WarmInit { open_network, in_folder: ways.folder.is_some() };
+        let private = private.map(|disk| disk.folder_of(&made.id));
+        let order = ForkServerOrder::WarmInit { open_network, in_folder: ways.folder.is_some(), private };
         let beside = std::iter::once(&theirs).chain(&ways.folder).chain(&ways.tasks);
         let beside: Vec<BorrowedFd<'_>> = beside.map(AsFd::as_fd).collect();
         fork_server.send(&order, &beside).map_err(|error| SandboxError::creation("asking the fork server", error))?;

@@ -58,8 +58,15 @@ impl ContainerDir {
         let writable = rules.mounts.iter().filter(|mount| mount.writable).map(|mount| mount.source.as_path());
         let roots = writable.chain([workspace.as_path()]).collect();
         let programs = program_folders();
-        let facts =
-            HostFacts { look: &HostWithoutPlaceholders { roots }, home, programs, state, user: AGENT, group: AGENT };
+        let facts = HostFacts {
+            look: &HostWithoutPlaceholders { roots },
+            home,
+            programs,
+            state,
+            private: None,
+            user: AGENT,
+            group: AGENT,
+        };
         let planned = plan(&request, &facts).map_err(SandboxError::creation_from)?;
         let missing = placeholders_for(planned.placeholders);
         let held = HeldPlaceholders::take(&protected(&planned.steps), &missing)

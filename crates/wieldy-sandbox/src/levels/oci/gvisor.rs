@@ -63,7 +63,7 @@ impl Container {
             None => Pipes::open(stdin).map(|(pipes, streams)| (pipes, streams, None)),
         }
         .map_err(no_ends)?;
-        let watch = Arc::new(Mutex::new(Watch::new(&disk_limits(confinement), &confinement.workspace, &[])));
+        let watch = Arc::new(Mutex::new(Watch::new(&disk_limits(confinement), &confinement.workspace, &[], &[])));
         let watching = check_disk(Arc::clone(&watch));
         let pid = match control.start(&call.doing, streams.each_ref().map(AsFd::as_fd)).await {
             Ok(pid) => pid,

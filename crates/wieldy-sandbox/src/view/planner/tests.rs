@@ -86,7 +86,7 @@ fn planned(host: &Host, home: &str, workspace: &str, rules: &FileRules) -> Resul
     let user = if home == "/root" { 0 } else { 1000 };
     let state = Some("/var/lib/wieldy".into());
     let programs = vec!["/usr/bin".into()];
-    let facts = HostFacts { look: host, home: Some(home.into()), programs, state, user, group: user };
+    let facts = HostFacts { look: host, home: Some(home.into()), programs, state, private: None, user, group: user };
     plan(&Request { workspace: Path::new(workspace), rules, network: &Network::None, room: ROOM }, &facts)
 }
 
@@ -351,7 +351,7 @@ fn one_missing_name_keeps_the_workspace_from_being_a_bare_repository() {
 #[test]
 fn an_open_network_keeps_the_names_of_the_host() {
     let host = Host::debian().folder("/w");
-    let facts = HostFacts { look: &host, home: None, programs: vec![], state: None, user: 1, group: 1 };
+    let facts = HostFacts { look: &host, home: None, programs: vec![], state: None, private: None, user: 1, group: 1 };
     let (workspace, rules, network) = (Path::new("/w"), &FileRules::default(), &Network::Open);
     let plan = plan(&Request { workspace, rules, network, room: ROOM }, &facts).unwrap();
     assert_snapshot!(about(&plan, &["/etc", "/run"]), @r#"
@@ -737,6 +737,7 @@ fn a_program_has_its_home_where_the_workspace_holds_the_state_and_sees_nothing_e
             look: &host,
             home: Some("/home/ada".into()),
             state: Some(state.into()),
+            private: None,
             user: 1000,
             group: 1000,
         };
