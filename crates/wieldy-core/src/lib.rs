@@ -20,7 +20,7 @@
 //! | `attempt`, `clock`, `run`, `denial_recorder`, `capture` | one attempt under its clocks; the interface of a running tool; its denials; its output |
 //! | `flight`, `batch`, `order`, `references`, `task` | a call in flight; several calls in a safe order; calls in the background |
 //! | `resume` | calls and results after a restart |
-//! | `event`, `journal`, `observe`, `shown`, `redact` | events and the state of a call; their order; live observation; secrets removed |
+//! | `event`, `journal`, `observe`, `shown`, `recorded`, `redact` | events and the state of a call; their order; live observation; results for the history; secrets removed |
 //! | `artifact`, `present` | large output; text within a model's budget |
 //! | `confinement`, `sandbox`, `sandboxes`, `secrets` | rules for a run; the port that enforces them; long-lived sandboxes; hidden and protected files |
 //! | `manifest`, `mistakes`, `unbound` | tools defined in files, and all mistakes in one |
@@ -118,6 +118,7 @@ mod resume;
 mod event;
 mod journal;
 mod observe;
+mod recorded;
 pub mod redact;
 mod severity;
 mod shown;
@@ -182,6 +183,7 @@ pub use policy::{Check, Decision, Denied, Grant, Plan, Policy, Question};
 pub use present::{Budget, Presentation, present, present_error, shown, shown_in_line, visible};
 pub use program::{NamedFile, Program};
 pub use rate::{Per, Rate, RateKind};
+pub use recorded::{RecordedResult, ResultRecording};
 pub use redact::{REDACTED, Redacted};
 pub use registry::{Missing, NotFound, RegisterError, Registered, Registration, Registry, ToolFilter};
 pub use run::{Background, Run};

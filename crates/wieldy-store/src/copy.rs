@@ -106,9 +106,11 @@ const TABLES: &[CopiedTable] = &[
             ("metadata_json", 't'),
             ("workspace", 't'),
             ("provider", 't'),
+            ("result_size_bytes", 'i'),
             ("instance", 'i'),
         ],
     },
+    CopiedTable { name: "results", columns: &[("id", 'i'), ("result_json", 't')] },
     CopiedTable {
         name: "answers",
         columns: &[
@@ -137,6 +139,7 @@ const TABLES: &[CopiedTable] = &[
             ("bucket", 'i'),
             ("calls", 'i'),
             ("output_bytes", 'i'),
+            ("result_bytes", 'i'),
         ],
     },
     CopiedTable { name: "trail", columns: &[("one", 'i'), ("seq", 'i'), ("hash", 'b')] },

@@ -205,7 +205,9 @@ pub(crate) fn summary(stat: &Stat) -> String {
 }
 
 pub(crate) fn spec(name: &str, description: &str) -> ToolSpec {
-    let mut spec = ToolSpec::new(name, description).read_only().category("history").provider(Provider::Builtin);
+    let spec = ToolSpec::new(name, description).read_only().category("history").provider(Provider::Builtin);
+    // The history need not contain itself.
+    let mut spec = spec.private_result();
     spec.annotations.open_world = false;
     spec
 }

@@ -8,6 +8,18 @@ pub(crate) struct Migration {
     pub(crate) down: &'static str,
 }
 
+/// Includes the migrations of a database, in order.
+macro_rules! migrations {
+    ($database:literal: $($name:literal),+ $(,)?) => {
+        &[$(crate::migrations::Migration {
+            up: include_str!(concat!("../../migrations/", $database, "/", $name, ".up.sql")),
+            down: include_str!(concat!("../../migrations/", $database, "/", $name, ".down.sql")),
+        }),+]
+    };
+}
+
+pub(crate) use migrations;
+
 /// Fails if a newer program made the tables.
 pub(crate) fn check(found: u32, known: &[Migration]) -> Result<(), StoreError> {
     let known = known.len() as u32;

@@ -25,7 +25,7 @@ use crate::database::{Database, Dialect, EachRow, Source, TextSearch, Value, one
 use crate::error::StoreError;
 use crate::failpoint;
 use crate::hash_chain::Head;
-use crate::migrations::{self, Migration};
+use crate::migrations::{self, Migration, migrations};
 use crate::projection::Changeset;
 
 /// The number of latest records that are scanned for words before the full-text index is used.
@@ -43,28 +43,15 @@ const STATEMENTS_MAX: usize = 64;
 /// The number of the advisory lock for migrations: "wieldy" in ASCII.
 const MIGRATION_LOCK: i64 = 0x7769_656c_6479;
 
-pub(crate) const MIGRATIONS: &[Migration] = &[
-    Migration {
-        up: include_str!("../../migrations/postgres/0001_history.up.sql"),
-        down: include_str!("../../migrations/postgres/0001_history.down.sql"),
-    },
-    Migration {
-        up: include_str!("../../migrations/postgres/0002_answers_tenant.up.sql"),
-        down: include_str!("../../migrations/postgres/0002_answers_tenant.down.sql"),
-    },
-    Migration {
-        up: include_str!("../../migrations/postgres/0003_claims_workspace.up.sql"),
-        down: include_str!("../../migrations/postgres/0003_claims_workspace.down.sql"),
-    },
-    Migration {
-        up: include_str!("../../migrations/postgres/0004_provider.up.sql"),
-        down: include_str!("../../migrations/postgres/0004_provider.down.sql"),
-    },
-    Migration {
-        up: include_str!("../../migrations/postgres/0005_metadata.up.sql"),
-        down: include_str!("../../migrations/postgres/0005_metadata.down.sql"),
-    },
-];
+pub(crate) const MIGRATIONS: &[Migration] = migrations!(
+    "postgres":
+    "0001_history",
+    "0002_answers_tenant",
+    "0003_claims_workspace",
+    "0004_provider",
+    "0005_metadata",
+    "0006_results",
+);
 
 /// The settings of every session. A server that would lose commits is told not to. The timeouts keep a stuck session
 /// from blocking the others.
@@ -471,6 +458,8 @@ impl Database for Postgres {
         let rows = "SELECT (2 * (
               (SELECT count(*) FROM events) * (SELECT coalesce(avg(pg_column_size(e.*)), 0) FROM
                 (SELECT * FROM events ORDER BY seq DESC LIMIT 1000) e)
+            + (SELECT count(*) FROM results) * (SELECT coalesce(avg(pg_column_size(r.*)), 0) FROM
+                (SELECT * FROM results ORDER BY id DESC LIMIT 1000) r) / 2
             + (SELECT count(*) FROM tool_executions) * (SELECT coalesce(avg(pg_column_size(t.*)), 0) FROM
                 (SELECT * FROM tool_executions ORDER BY id DESC LIMIT 1000) t)))::bigint";
         let rows = one_int(self, rows, &[])?.unwrap_or_default();
@@ -488,7 +477,7 @@ impl Database for Postgres {
     }
 
     fn release_space(&mut self) -> Result<(), StoreError> {
-        let tables = ["events", "tool_executions", "words", "answers", "heads", "tallies"];
+        let tables = ["events", "tool_executions", "results", "words", "answers", "heads", "tallies"];
         self.without_time_limits(|this| {
             tables.iter().try_for_each(|table| this.batch(&format!("VACUUM (ANALYZE) {table}")))
         })

@@ -20,7 +20,7 @@ use crate::database::{Database, Dialect, EachRow, Row, Source, SyncMode, TextSea
 use crate::error::StoreError;
 use crate::failpoint;
 use crate::hash_chain::Head;
-use crate::migrations::{self, Migration};
+use crate::migrations::{self, Migration, migrations};
 use crate::projection::Changeset;
 use crate::wal::{OrphanedWal, Wal};
 
@@ -29,28 +29,15 @@ const BUSY_TIMEOUT: Duration = Duration::from_secs(2);
 /// The application id in the header of the file: "wldy".
 const APPLICATION_ID: i32 = 0x776c_6479;
 
-pub(crate) const MIGRATIONS: &[Migration] = &[
-    Migration {
-        up: include_str!("../../migrations/sqlite/0001_history.up.sql"),
-        down: include_str!("../../migrations/sqlite/0001_history.down.sql"),
-    },
-    Migration {
-        up: include_str!("../../migrations/sqlite/0002_answers_tenant.up.sql"),
-        down: include_str!("../../migrations/sqlite/0002_answers_tenant.down.sql"),
-    },
-    Migration {
-        up: include_str!("../../migrations/sqlite/0003_claims_workspace.up.sql"),
-        down: include_str!("../../migrations/sqlite/0003_claims_workspace.down.sql"),
-    },
-    Migration {
-        up: include_str!("../../migrations/sqlite/0004_provider.up.sql"),
-        down: include_str!("../../migrations/sqlite/0004_provider.down.sql"),
-    },
-    Migration {
-        up: include_str!("../../migrations/sqlite/0005_metadata.up.sql"),
-        down: include_str!("../../migrations/sqlite/0005_metadata.down.sql"),
-    },
-];
+pub(crate) const MIGRATIONS: &[Migration] = migrations!(
+    "sqlite":
+    "0001_history",
+    "0002_answers_tenant",
+    "0003_claims_workspace",
+    "0004_provider",
+    "0005_metadata",
+    "0006_results",
+);
 
 /// The calls that closed within a part of the trail; the query adds which part.
 const CLOSED_CALLS: &str = "SELECT execution FROM events WHERE name IN
