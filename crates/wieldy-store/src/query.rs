@@ -11,11 +11,13 @@ use wieldy_core::{ExecutionId, Status};
 
 pub(crate) use self::statistics::stats;
 pub use crate::cursor::Cursor;
+pub use crate::database::TextPlace;
 use crate::database::{Database, Dialect, Row, Source, TextSearch, Value};
 use crate::error::StoreError;
 use crate::events::RecordedEvent;
 use crate::metadata;
 use crate::projection::CallRow;
+use crate::result_index::{self, ResultIndex};
 
 /// Conditions for calls; those that are not set do not matter.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -46,6 +48,9 @@ pub struct Query {
     pub until: Option<Timestamp>,
     /// Words that all occur in the tool's name, the arguments or the error, or begin a word there.
     pub text: Option<String>,
+    /// The texts in which these words are looked for. Recorded results are found once their words are indexed, which
+    /// [`Page::results`] tells.
+    pub text_in: TextPlace,
     /// Entries of the caller's metadata, by name and value as text, that the call must all have. Only the first 16
     /// texts, numbers and truth values at the top level of a call's metadata count.
     pub metadata: Vec<(String, String)>,
@@ -60,6 +65,9 @@ pub struct Page {
     pub executions: Vec<Execution>,
     /// The beginning of the next page, if there is one.
     pub next: Option<Cursor>,
+    /// How far the words of results are indexed, for a search in results.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub results: Option<ResultIndex>,
 }
 
 /// A call in the history.
@@ -254,7 +262,14 @@ fn on_snapshot(
 
 /// Returns up to `limit` calls, the latest first.
 pub(crate) fn search(database: &mut dyn Database, query: &Query, limit: usize) -> Result<Page, StoreError> {
-    let mut page = Page { executions: Vec::new(), next: None };
+    if query.text_in == TextPlace::Results
+        && let Err(error) =
+            database.index_words(1).and_then(|_| result_index::fill(database, 1, result_index::INDEXED_BY_SEARCH))
+    {
+        // A process that may only read still can.
+        tracing::debug!(error = &error as &dyn std::error::Error, "cannot index the words of results");
+    }
+    let mut page = Page { executions: Vec::new(), next: None, results: None };
     on_snapshot(database, &mut |database| {
         page = find_page(database, query, limit)?;
         Ok(())
@@ -265,7 +280,11 @@ pub(crate) fn search(database: &mut dyn Database, query: &Query, limit: usize) -
 fn find_page(database: &mut dyn Database, query: &Query, limit: usize) -> Result<Page, StoreError> {
     let (rows, more) = find_rows(database, query, limit)?;
     let next = rows.last().filter(|_| more).map(|row| Cursor(row.id));
-    Ok(Page { executions: rows.into_iter().map(Execution::from).collect(), next })
+    let results = match query.text_in {
+        TextPlace::Calls => None,
+        TextPlace::Results => Some(result_index::progress(database)?),
+    };
+    Ok(Page { executions: rows.into_iter().map(Execution::from).collect(), next, results })
 }
 
 /// Finds up to `limit` calls, the latest first, and returns true if there are more.
@@ -365,7 +384,7 @@ impl SearchPlan {
             ),
             Some(text) => {
                 let is_narrow = query.session.is_some() || query.batch.is_some();
-                let words = TextSearch { text, tool: query.tool.as_deref(), is_narrow, before };
+                let words = TextSearch { text, tool: query.tool.as_deref(), is_narrow, place: query.text_in, before };
                 database.text_sources(&words, wanted.values.len() + 1)?
             }
         };

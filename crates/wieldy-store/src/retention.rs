@@ -129,7 +129,8 @@ impl Committer {
         self.signing.make_due();
         self.commit(&[Arc::new(dropped)], false)?;
         failpoint::reach("upkeep.results_recorded");
-        self.database.execute("DELETE FROM results WHERE id <= ?1", &[cut.into()]).map(drop)
+        self.database.execute("DELETE FROM results WHERE id <= ?1", &[cut.into()])?;
+        self.database.unindex_words(cut)
     }
 
     fn record_and_drop(&mut self, pruned: &Pruned) -> Result<(), StoreError> {

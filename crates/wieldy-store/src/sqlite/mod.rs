@@ -16,7 +16,7 @@ use rusqlite::{Connection, OpenFlags, ToSql, TransactionBehavior};
 use checkpoint::Checkpoint;
 use liveness::LivenessLock;
 
-use crate::database::{Database, Dialect, EachRow, Row, Source, SyncMode, TextSearch, Value, one_int};
+use crate::database::{Database, Dialect, EachRow, Row, Source, SyncMode, TextPlace, TextSearch, Value, one_int};
 use crate::error::StoreError;
 use crate::failpoint;
 use crate::hash_chain::Head;
@@ -37,6 +37,7 @@ pub(crate) const MIGRATIONS: &[Migration] = migrations!(
     "0004_provider",
     "0005_metadata",
     "0006_results",
+    "0007_result_words",
 );
 
 /// The calls that closed within a part of the trail; the query adds which part.
@@ -313,6 +314,16 @@ impl Database for Sqlite {
         first: usize,
     ) -> Result<(Vec<Vec<Source>>, Vec<Value>), StoreError> {
         let text = Value::from(words.text);
+        if words.place == TextPlace::Results {
+            let wanted = search::match_expression(&self.connection, words)
+                .map_err(|error| store_error("cannot read the history", &error))?;
+            let indexed = Source {
+                from: "result_words CROSS JOIN tool_executions ON id = result_words.rowid",
+                id: "result_words.rowid",
+                condition: format!("result_words MATCH ?{first}"),
+            };
+            return Ok((vec![vec![indexed]], vec![Value::Text(wanted)]));
+        }
         let scanned = |condition: String| Source { from: "tool_executions", id: "id", condition };
         if words.is_narrow {
             let condition = format!("completed_at IS NOT NULL AND has_words(?{first}, {CALL_TEXT})");
@@ -354,17 +365,17 @@ impl Database for Sqlite {
         Ok(left)
     }
 
-    fn add_words(&mut self, words: &[(i64, String)]) -> Result<(), StoreError> {
-        for (id, text) in words {
-            self.execute("INSERT INTO words (rowid, text) VALUES (?1, ?2)", &[(*id).into(), text.as_str().into()])?;
-        }
-        Ok(())
+    fn add_words(&mut self, place: TextPlace, words: &[(i64, String)]) -> Result<(), StoreError> {
+        let sql = format!("INSERT INTO {} (rowid, text) VALUES (?1, ?2)", place.table());
+        words.iter().try_for_each(|(id, text)| self.execute(&sql, &[(*id).into(), text.as_str().into()]).map(drop))
     }
 
     fn unindex_words(&mut self, up_to: i64) -> Result<(), StoreError> {
-        let sql =
-            "DELETE FROM words WHERE rowid <= ?1 AND rowid NOT IN (SELECT id FROM tool_executions WHERE id <= ?1)";
-        self.execute(sql, &[up_to.into()]).map(drop)
+        for (words, rows) in [("words", "tool_executions"), ("result_words", "results")] {
+            let gone = format!("rowid <= ?1 AND rowid NOT IN (SELECT id FROM {rows} WHERE id <= ?1)");
+            self.execute(&format!("DELETE FROM {words} WHERE {gone}"), &[up_to.into()])?;
+        }
+        Ok(())
     }
 
     fn size(&mut self) -> Result<u64, StoreError> {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use wieldy_core::{Call, Outcome, ResultRecording, SharedTool, ToolSpec, tool};
-use wieldy_store::{GroupBy, JournalOptions, Problem, Pruned, Query, Retention, Store};
+use wieldy_store::{GroupBy, JournalOptions, Problem, Pruned, Query, ResultIndex, Retention, Store, TextPlace};
 use wieldy_testkit::{Act, Puppet};
 
 use crate::world::TestHistory;
@@ -18,6 +18,8 @@ on_each_database!(
     results_go_with_their_records,
     the_sizes_of_results_are_counted,
     a_copy_has_the_results,
+    words_of_results_are_found_apart_from_those_of_calls,
+    a_search_says_how_far_the_results_are_indexed,
 );
 
 /// Returns a tool that answers with its argument `say`.
@@ -194,4 +196,72 @@ async fn a_copy_has_the_results(history: TestHistory) {
     };
     assert_eq!(results(&copy), [None, Some(json!({"text": "two"})), Some(json!({"text": "one"}))]);
     copy.check();
+}
+
+fn searched(store: &Store, text: &str, tool: Option<&str>) -> (Vec<String>, ResultIndex) {
+    let (text, tool) = (Some(text.to_owned()), tool.map(str::to_owned));
+    let page = store.search(&Query { text, tool, text_in: TextPlace::Results, ..Query::default() }, 10).unwrap();
+    (page.executions.into_iter().map(|call| call.tool).collect(), page.results.unwrap())
+}
+
+async fn words_of_results_are_found_apart_from_those_of_calls(history: TestHistory) {
+    let living = history.executor([
+        Puppet::reading("read", Act::Say("The answer\nis Forty-two, ünï")),
+        Puppet::reading("look", Act::Say("forty winks")),
+    ]);
+    for tool in ["read", "look"] {
+        living.executor.call(Call::new(tool, json!({"path": "somewhere"}))).await;
+    }
+    living.journal.flush().await.unwrap();
+    let store = history.store();
+    let found = |text: &str, tool: Option<&str>| {
+        let (tools, index) = searched(&store, text, tool);
+        assert_eq!(index.waiting, 0, "{index:?}");
+        tools
+    };
+    assert_eq!(found("forty", None), ["look", "read"]);
+    assert_eq!(found("forty", Some("read")), ["read"]);
+    for text in ["is two", "fort answ", "ÜNÏ", "answer"] {
+        assert_eq!(found(text, None), ["read"], "{text}");
+    }
+    for text in ["somewhere", "read", "nis", "fifty", "!"] {
+        assert_eq!(found(text, None), Vec::<String>::new(), "{text}");
+    }
+    let calls = Query { text: Some("forty".into()), ..Query::default() };
+    assert_eq!(store.search(&calls, 10).unwrap().executions, []);
+    assert_eq!(store.search(&calls, 10).unwrap().results, None);
+    let stats = store.stats(&Query { text_in: TextPlace::Results, ..calls }, GroupBy::Tool).unwrap();
+    assert_eq!(stats.iter().map(|stat| stat.count).collect::<Vec<_>>(), [1, 1]);
+    drop(living);
+    let retention = Retention { results_age_max: Some(Duration::ZERO), ..Retention::default() };
+    store.prune(&retention, &history.options()).unwrap();
+    assert_eq!(found("forty", None), Vec::<String>::new());
+    assert_eq!(
+        history.sql("SELECT count(*) FROM result_words")[0][0].trim_start_matches("Integer(").trim_end_matches(')'),
+        "0"
+    );
+}
+
+async fn a_search_says_how_far_the_results_are_indexed(history: TestHistory) {
+    let living = history.executor([Puppet::reading("read", Act::Say("forty"))]);
+    for _ in 0..400 {
+        living.executor.call(Call::new("read", json!({}))).await;
+    }
+    living.journal.flush().await.unwrap();
+    drop(living);
+    history.sql("DELETE FROM result_words");
+    history.sql("UPDATE result_index SET seq = 0");
+    let store = history.store();
+    let last = i64::try_from(history.check().records).unwrap();
+    let later = |index: ResultIndex| (index.up_to, index.waiting);
+    // Each search indexes a part.
+    let (_, index) = searched(&store, "forty", None);
+    assert_eq!(later(index), (1_000, u64::try_from(last - 1_000).unwrap()));
+    let (tools, index) = searched(&store, "forty", None);
+    assert_eq!((tools.len(), later(index)), (10, (last, 0)));
+    let all = Query { text: Some("forty".into()), text_in: TextPlace::Results, ..Query::default() };
+    assert_eq!(store.search(&all, 1_000).unwrap().executions.len(), 400);
+    let copy = history.another();
+    store.copy_to(&copy.store()).unwrap();
+    assert_eq!(searched(&copy.store(), "forty", None).1.up_to, 1_000, "the index of a copy begins anew");
 }
