@@ -75,6 +75,8 @@ pub(crate) fn executor(
         builder = builder.tools(history_tools(history.store.clone()));
         builder.journal = Arc::clone(&history.journal) as _;
         builder.durability = config.history.durability;
+        builder.results = config.history.results;
+        builder.results_of_tools = config.history.results_of_tools.clone();
         // Programs that a person runs have nothing in common, so the durations of earlier ones set no timeout.
         if config.dynamic_timeouts && !is_program {
             builder.known_durations = history.durations(config)?;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::anyhow;
-use wieldy::{Address, CallError, Code, JournalOptions, Retention, Store, StoreError, StoreJournal, TASK_TTL};
+use wieldy::{Address, CallError, Code, JournalOptions, Store, StoreError, StoreJournal, TASK_TTL};
 
 use crate::config::{Config, Environment, Origin, names_files};
 use crate::exit::{Exit, Failure};
@@ -77,7 +77,7 @@ pub(crate) enum Tasks {
 /// Returns the options of the journal. Open calls of earlier processes are never run again here: the history may
 /// contain those of other workspaces, with other tools.
 pub(crate) fn journal_options(config: &Config, tasks: Tasks) -> JournalOptions {
-    let retention = Retention { age_max: config.history.age_max, bytes_max: config.history.bytes_max };
+    let retention = config.history.retention();
     let task_ttl = match tasks {
         Tasks::Forgotten => Duration::ZERO,
         Tasks::Kept => TASK_TTL,

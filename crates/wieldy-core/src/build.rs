@@ -25,6 +25,7 @@ use crate::journal::{Durability, Interrupted, Journal, MemoryJournal, Recorder};
 use crate::limits::ToolLimits;
 use crate::policy::{Denied, Policy};
 use crate::rate::{Rate, Rates};
+use crate::recorded::ResultRecording;
 use crate::registry::{Missing, RegisterError, Registered, Registration, Registry};
 use crate::sandbox::{Level, OutputSink, Sandbox, SandboxChange};
 use crate::sandboxes::Owners;
@@ -76,6 +77,8 @@ pub(crate) struct Inner {
     pub(crate) machine: ResourceLimits,
     pub(crate) artifacts: Arc<dyn Artifacts>,
     pub(crate) output_bytes_max: u64,
+    pub(crate) results: ResultRecording,
+    pub(crate) results_of_tools: HashMap<String, ResultRecording>,
     pub(crate) output: Option<Arc<dyn OutputSink>>,
     pub(crate) stopping: AtomicBool,
 }
@@ -151,6 +154,10 @@ pub struct ExecutorBuilder {
     pub grace: Duration,
     /// Maximum number of bytes of text in a result if the tool does not set it.
     pub output_bytes_max: u64,
+    /// How much of results the history stores, if the journal stores results.
+    pub results: ResultRecording,
+    /// How much of the results of single tools the history stores, instead of `results`.
+    pub results_of_tools: HashMap<String, ResultRecording>,
     /// A sink that receives the raw output of all runs as it comes, including secrets, for a program that shows it to
     /// the caller. A sink that blocks delays the run.
     pub output: Option<Arc<dyn OutputSink>>,
@@ -192,6 +199,8 @@ impl Default for ExecutorBuilder {
             sandbox_limits: ResourceLimits::default(),
             grace: Duration::from_secs(2),
             output_bytes_max: 64 * 1024,
+            results: ResultRecording::default(),
+            results_of_tools: HashMap::new(),
             output: None,
             // Few enough to stay in the processor's caches, because forgetting a call reads its data again.
             observable_max: 16,
@@ -274,6 +283,8 @@ impl ExecutorBuilder {
             machine: self.machine,
             artifacts: self.artifacts,
             output_bytes_max: self.output_bytes_max,
+            results: self.results,
+            results_of_tools: self.results_of_tools,
             output: self.output,
             stopping: AtomicBool::new(false),
         };

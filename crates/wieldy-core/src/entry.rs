@@ -17,6 +17,7 @@ use crate::input::check_size;
 use crate::journal::Receipt;
 use crate::limits::UsedSandbox;
 use crate::outcome::Outcome;
+use crate::recorded::RecordedResult;
 use crate::redact::{Marked, Redacted};
 use crate::registry::{NotFound, Registered};
 use crate::schema::Measured;
@@ -110,10 +111,22 @@ impl Entry {
             sandbox: result.sandbox.as_ref().map(UsedSandbox::reference),
             error: result.error.clone(),
             answer: (self.flight.is_task() || is_stored).then(|| Arc::new(result.clone())),
+            recorded: self.recorded(&result),
         });
         let closed = self.flight.record_at(closing, result.timing.completed_at);
         self.finish();
         (result, closed)
+    }
+
+    /// Returns the part of the result that the history stores.
+    fn recorded(&self, result: &ToolResult) -> Option<Arc<RecordedResult>> {
+        let engine = &*self.executor.inner;
+        let tool = self.tool.as_ref().ok().filter(|tool| !tool.spec.private_result)?;
+        if !engine.recorder.stores_results() {
+            return None;
+        }
+        let recording = engine.results_of_tools.get(tool.name.as_str()).copied().unwrap_or(engine.results);
+        RecordedResult::of(result, recording, &self.flight.subject.arguments).map(Arc::new)
     }
 
     /// Returns the result for later calls with the same idempotency key, if the caller went away during a run that must
@@ -162,6 +175,7 @@ impl Drop for Entry {
             sandbox: None,
             error: Some(Box::new(error)),
             answer,
+            recorded: None,
         }));
         self.finish();
     }

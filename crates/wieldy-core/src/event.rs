@@ -1,5 +1,4 @@
-//! Events: records of what happened to a call, batch, sandbox, source or agent, and [`CallState`], the state of a call
-//! after them.
+//! Events: what happened to a call, batch, sandbox, source or agent; [`CallState`]: the state of a call after them.
 
 use std::sync::Arc;
 
@@ -12,6 +11,7 @@ use crate::batch::BatchSummary;
 use crate::call::{BatchId, Caller, ConfirmationId, ExecutionId, SandboxRef, Status, ToolResult};
 use crate::concurrency::{BatchMode, ConcurrencyLimit};
 use crate::error::CallError;
+use crate::recorded::RecordedResult;
 use crate::redact::{self, Redacted};
 use crate::sandbox::{Stream, Usage};
 use crate::severity::{Severity, complete_event_data};
@@ -277,10 +277,12 @@ pub struct Closing {
     /// The error, if the call failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<Box<CallError>>,
-    /// The whole result, if it may be requested later: that of a task, or of a call with an idempotency key. It is not
-    /// part of the event's public form.
+    /// The whole result, if a task or an idempotency key may request it later. It is not in the event's public form.
     #[serde(skip)]
     pub answer: Option<Arc<ToolResult>>,
+    /// The part of the result that the history stores beside the event. It is not in the event's public form.
+    #[serde(skip)]
+    pub recorded: Option<Arc<RecordedResult>>,
 }
 
 /// A message from an agent to itself.
@@ -378,11 +380,9 @@ impl Body {
     pub(crate) fn is_clean(&self) -> bool {
         match self {
             Self::CallPending { rerun, .. } => rerun.is_none(),
-            Self::CallTask {} | Self::CallStarted { .. } | Self::RetrySuccess { .. } | Self::BatchStarted { .. } => {
-                true
-            }
             Self::CallSuccess(closing) => closing.error.is_none(),
-            _ => false,
+            Self::CallTask {} | Self::CallStarted { .. } => true,
+            _ => matches!(self, Self::RetrySuccess { .. } | Self::BatchStarted { .. }),
         }
     }
 

@@ -32,6 +32,11 @@ pub trait Journal: Send + Sync + 'static {
         Box::pin(std::future::ready(Ok(())))
     }
 
+    /// Returns true if the journal stores [`Closing::recorded`](crate::Closing::recorded). Otherwise it is not made.
+    fn stores_results(&self) -> bool {
+        false
+    }
+
     /// Returns the number of the next event: one more than that of the last accepted event.
     fn next_seq(&self) -> u64;
 
@@ -272,6 +277,10 @@ impl Recorder {
     /// Claims an idempotency key.
     pub(crate) async fn claim(&self, claim: Claim) -> Result<Claimed, JournalError> {
         self.journal.claim(claim).await
+    }
+
+    pub(crate) fn stores_results(&self) -> bool {
+        self.journal.stores_results()
     }
 
     pub(crate) fn bus(&self) -> &Bus {

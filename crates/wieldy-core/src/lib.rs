@@ -20,7 +20,7 @@
 //! | `attempt`, `clock`, `run`, `denial_recorder`, `capture` | one attempt under its clocks; the interface of a running tool; its denials; its output |
 //! | `flight`, `batch`, `order`, `references`, `task` | a call in flight; several calls in a safe order; calls in the background |
 //! | `resume` | calls and results after a restart |
-//! | `event`, `journal`, `observe`, `shown`, `severity` | events and the state of a call; their order; live observation; as they are shown; how bad they are |
+//! | `event`, `journal`, `observe`, `shown`, `severity`, `recorded` | events and the state of a call; their order; live observation; as they are shown; how bad they are; results for the history |
 //! | `redact/patterns`, `redact/known_secrets`, `redact/stream` | the patterns of secrets; named values; secrets in text that arrives in pieces |
 //! | `artifact`, `present` | large output; text within a model's budget |
 //! | `confinement`, `sandbox`, `sandboxes`, `secrets` | rules for a run; the port that enforces them; long-lived sandboxes; hidden and protected files |
@@ -119,6 +119,7 @@ mod resume;
 mod event;
 mod journal;
 mod observe;
+mod recorded;
 pub mod redact;
 mod severity;
 mod shown;
@@ -183,6 +184,7 @@ pub use policy::{Check, Decision, Denied, Grant, Plan, Policy, Question};
 pub use present::{Budget, Presentation, present, present_error, shown, shown_in_line, visible};
 pub use program::{NamedFile, Program};
 pub use rate::{Per, Rate, RateKind};
+pub use recorded::{RecordedResult, ResultRecording};
 pub use redact::{REDACTED, Redacted};
 pub use registry::{Missing, NotFound, RegisterError, Registered, Registration, Registry, ToolFilter};
 pub use run::{Background, Run};

@@ -8,7 +8,7 @@ use crate::event::{Body, Event};
 use crate::redact;
 
 /// The replacement for an output that may contain a secret in parts.
-const NOT_KEPT: &str = "[the output is not stored: a secret may be split between stdout and stderr]";
+pub(crate) const NOT_KEPT: &str = "[the output is not stored: a secret may be split between stdout and stderr]";
 
 impl Event {
     /// Returns the event's data without secrets, for everything that is written down or shown. The body itself keeps

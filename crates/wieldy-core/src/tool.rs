@@ -235,6 +235,9 @@ pub struct ToolSpec {
     pub backoff: Option<Backoff>,
     /// Arguments that must not be written down anywhere.
     pub sensitive: Vec<String>,
+    /// True if the history must not store its results.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub private_result: bool,
     /// The arguments that name things it reads or writes; unknown if `None`.
     pub footprint: Option<Footprint>,
     /// Other names by which it can be called.
@@ -275,6 +278,7 @@ impl ToolSpec {
             retry_delay: None,
             backoff: None,
             sensitive: Vec::new(),
+            private_result: false,
             footprint: None,
             aliases: Vec::new(),
             weak_aliases: Vec::new(),
@@ -378,6 +382,13 @@ impl ToolSpec {
     #[must_use]
     pub fn sensitive(mut self, argument: &str) -> Self {
         self.sensitive.push(argument.to_owned());
+        self
+    }
+
+    /// Keeps its results out of the history.
+    #[must_use]
+    pub fn private_result(mut self) -> Self {
+        self.private_result = true;
         self
     }
 

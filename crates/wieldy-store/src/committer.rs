@@ -15,6 +15,7 @@ use crate::failpoint;
 use crate::hash_chain::{Head, Record};
 use crate::projection::Projection;
 use crate::queue::{JournalQueue, LastGroup, QueueState, wait};
+use crate::result_index;
 use crate::retention::Retention;
 
 /// Maximum number of records in a group, and the number at which the thread waits for no more.
@@ -296,6 +297,11 @@ impl Committer {
             tracing::debug!(error = &error as &dyn std::error::Error, "cannot index the words of calls");
             0 // later processes try again
         });
+        if self.unindexed == 0 {
+            let left = result_index::fill(&mut *self.database, at_least, result_index::INDEXED_AT_ONCE);
+            // What is not indexed now is no reason to look again before there are new records.
+            self.unindexed = left.map_or(0, |left| if left >= at_least { left } else { 0 });
+        }
     }
 
     /// Signs the last head if a signature is due and no record has come since.

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use crate::database::{Database, Value, one_int};
+use crate::database::{Database, TextPlace, Value, one_int};
 use crate::error::StoreError;
 use crate::projection::{TEXT_BYTES_MAX, opening_text};
 use crate::query::{COLUMNS, parse_row};
@@ -106,9 +106,11 @@ const TABLES: &[CopiedTable] = &[
             ("metadata_json", 't'),
             ("workspace", 't'),
             ("provider", 't'),
+            ("result_size_bytes", 'i'),
             ("instance", 'i'),
         ],
     },
+    CopiedTable { name: "results", columns: &[("id", 'i'), ("result_json", 't')] },
     CopiedTable {
         name: "answers",
         columns: &[
@@ -138,6 +140,7 @@ const TABLES: &[CopiedTable] = &[
             ("bucket", 'i'),
             ("calls", 'i'),
             ("output_bytes", 'i'),
+            ("result_bytes", 'i'),
         ],
     },
     CopiedTable { name: "trail", columns: &[("one", 'i'), ("seq", 'i'), ("hash", 'b')] },
@@ -211,7 +214,7 @@ fn copy_words(from: &mut dyn Database, to: &mut dyn Database) -> Result<(), Stor
             text.push_str(error);
         }
         found.push((row.id, text));
-        if found.len() >= 1_000 { to.add_words(&std::mem::take(&mut found)) } else { Ok(()) }
+        if found.len() >= 1_000 { to.add_words(TextPlace::Calls, &std::mem::take(&mut found)) } else { Ok(()) }
     })?;
-    to.add_words(&found)
+    to.add_words(TextPlace::Calls, &found)
 }

@@ -90,6 +90,26 @@ impl Dialect {
     }
 }
 
+/// The texts that a search looks in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum TextPlace {
+    /// The tool's name, the arguments and the error of a call.
+    #[default]
+    Calls,
+    /// The recorded result of a call.
+    Results,
+}
+
+impl TextPlace {
+    /// Returns the table with the words.
+    pub(crate) fn table(self) -> &'static str {
+        match self {
+            Self::Calls => "words",
+            Self::Results => "result_words",
+        }
+    }
+}
+
 /// A full-text search for calls.
 pub(crate) struct TextSearch<'a> {
     /// Words that must all occur, at least as the beginning of a word.
@@ -98,6 +118,8 @@ pub(crate) struct TextSearch<'a> {
     pub(crate) tool: Option<&'a str>,
     /// True if the other conditions leave only few calls.
     pub(crate) is_narrow: bool,
+    /// The texts that are searched.
+    pub(crate) place: TextPlace,
     /// The placeholder number of the cursor: calls must come before its value.
     #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "SQLite goes through words backwards by itself"))]
     pub(crate) before: Option<usize>,
@@ -196,10 +218,10 @@ pub(crate) trait Database: Send {
         Ok(0)
     }
 
-    /// Adds the words of calls to the full-text index.
-    fn add_words(&mut self, words: &[(i64, String)]) -> Result<(), StoreError>;
+    /// Adds words to the full-text index of a place.
+    fn add_words(&mut self, place: TextPlace, words: &[(i64, String)]) -> Result<(), StoreError>;
 
-    /// Deletes the words of the calls up to `up_to` that are gone from `tool_executions`.
+    /// Deletes the words of the calls and results up to `up_to` that are gone from their tables.
     fn unindex_words(&mut self, up_to: i64) -> Result<(), StoreError>;
 
     /// Returns the size of the history in bytes.

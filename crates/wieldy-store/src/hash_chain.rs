@@ -1,9 +1,11 @@
 //! The trail: a hash chain of records. The hash of each record covers the one before, so a record that was changed,
 //! removed or moved makes every later hash wrong.
 
+use std::sync::Arc;
+
 use serde_json::{Value, json};
 use uuid::Uuid;
-use wieldy_core::{Body, Event, ExecutionId};
+use wieldy_core::{Body, Event, ExecutionId, RecordedResult};
 
 use crate::record_to_row::{RowChange, StoredSubject};
 
@@ -36,9 +38,29 @@ pub(crate) struct Record {
     pub(crate) tenant: Option<String>,
     /// The whole result, if it may be asked for later.
     pub(crate) answer: Option<String>,
+    /// The part of the result that the table `results` stores. The data of a closing record has its hash.
+    pub(crate) result: Option<StoredResult>,
     /// The idempotency key that the call releases by closing. The write-ahead log does not store it, because claims of
     /// dead executors are void.
     pub(crate) released: Option<String>,
+}
+
+/// The JSON of a recorded result.
+#[derive(Debug, Clone)]
+pub(crate) enum StoredResult {
+    /// The result of an event.
+    Shared(Arc<RecordedResult>),
+    /// The result that was read from a write-ahead log.
+    Read(String),
+}
+
+impl StoredResult {
+    pub(crate) fn json(&self) -> &str {
+        match self {
+            Self::Shared(result) => &result.json,
+            Self::Read(json) => json,
+        }
+    }
 }
 
 /// The call that a record belongs to.
@@ -73,6 +95,7 @@ impl Record {
             change,
             tenant: if expects_answer { subject.caller.tenant_hash() } else { None },
             answer: event.answer().map(|result| result.to_string()),
+            result: event.body.closing().and_then(|closing| closing.recorded.clone()).map(StoredResult::Shared),
             released: None,
         }
     }
@@ -91,6 +114,7 @@ impl Record {
             change,
             tenant: None,
             answer: None,
+            result: None,
             released: None,
         }
     }

@@ -22,6 +22,15 @@ pub(crate) struct BucketKey {
 pub(crate) struct BucketCounts {
     pub(crate) calls: i64,
     pub(crate) output_bytes: i64,
+    pub(crate) result_bytes: i64,
+}
+
+impl BucketCounts {
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.calls += other.calls;
+        self.output_bytes += other.output_bytes;
+        self.result_bytes += other.result_bytes;
+    }
 }
 
 /// Returns the bucket of a duration.

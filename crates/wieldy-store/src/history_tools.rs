@@ -11,7 +11,8 @@ use wieldy_core::{CallError, Code, Outcome, Provider, Run, RunError, SharedTool,
 
 use crate::error::StoreError;
 use crate::log_tools::{GetLogs, GetMetrics};
-use crate::query::{Execution, GroupBy, Query, Stat};
+use crate::query::{Execution, GroupBy, Query, Stat, TextPlace};
+use crate::result_index::ResultIndex;
 use crate::store::Store;
 
 /// The default and the maximum number of calls in one answer.
@@ -52,6 +53,9 @@ struct SearchArgs {
     provider: Option<String>,
     /// Words that all occur in the tool's name, the arguments or the error.
     text: Option<String>,
+    /// Where the words of `text` occur: in the `calls` (by default), or in the `results`, what the tools answered.
+    #[serde(rename = "in", default)]
+    place: Place,
     /// Only calls since a time such as `2026-11-16T08:00:00Z`, or a time back from now such as `2h`.
     since: Option<String>,
     /// Entries of the metadata that your client sent with the calls, such as `{"run": 5}`; all must be there.
@@ -61,6 +65,15 @@ struct SearchArgs {
     limit: Option<usize>,
     /// The cursor of the last answer, to read on.
     cursor: Option<i64>,
+}
+
+/// The texts that a search looks in.
+#[derive(Debug, Clone, Copy, Default, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+enum Place {
+    #[default]
+    Calls,
+    Results,
 }
 
 /// A value in metadata.
@@ -110,7 +123,8 @@ impl Tool for HistorySearch {
         spec(
             "history_search",
             "Finds calls that you made before, by tool, words, session, status or time. The latest come first, with their \
-             arguments, how they ended and how long they took; their output is not stored.",
+             arguments, how they ended and how long they took. With `in` = `results` the words are looked for in what the \
+             tools answered.",
         )
     }
 
@@ -121,6 +135,10 @@ impl Tool for HistorySearch {
             session: args.session,
             provider: args.provider,
             text: args.text,
+            text_in: match args.place {
+                Place::Calls => TextPlace::Calls,
+                Place::Results => TextPlace::Results,
+            },
             metadata: entries(args.metadata)?,
             since: parse_time(args.since.as_deref())?,
             cursor: args.cursor.map(crate::query::Cursor),
@@ -133,6 +151,9 @@ impl Tool for HistorySearch {
             Some(next) => lines.push(format!("[more: read on with `cursor` {next}]")),
             None if lines.is_empty() => lines.push("[no call fits]".into()),
             None => {}
+        }
+        if let Some(index) = page.results {
+            lines.push(told(index));
         }
         Ok(Outcome::text(lines.join("\n")).structured(json!(page)))
     }
@@ -156,6 +177,16 @@ impl Tool for HistoryStats {
         let lines: Vec<String> = stats.iter().map(summary).collect();
         let text = if lines.is_empty() { "[no call fits]".to_owned() } else { lines.join("\n") };
         Ok(Outcome::text(text).structured(json!({ "stats": stats })))
+    }
+}
+
+/// Returns a line that says how far the words of results are indexed.
+fn told(index: ResultIndex) -> String {
+    match index.waiting {
+        0 => "[the words of all results are indexed]".into(),
+        waiting => {
+            format!("[the words of results are indexed up to record {}; {waiting} later records wait]", index.up_to)
+        }
     }
 }
 
@@ -205,7 +236,9 @@ pub(crate) fn summary(stat: &Stat) -> String {
 }
 
 pub(crate) fn spec(name: &str, description: &str) -> ToolSpec {
-    let mut spec = ToolSpec::new(name, description).read_only().category("history").provider(Provider::Builtin);
+    let spec = ToolSpec::new(name, description).read_only().category("history").provider(Provider::Builtin);
+    // The history need not contain itself.
+    let mut spec = spec.private_result();
     spec.annotations.open_world = false;
     spec
 }

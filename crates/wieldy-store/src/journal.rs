@@ -217,6 +217,10 @@ impl Journal for StoreJournal {
         Box::pin(async move { answer.await.unwrap_or_else(|_| Err(gone())) })
     }
 
+    fn stores_results(&self) -> bool {
+        true
+    }
+
     fn next_seq(&self) -> u64 {
         self.shared.lock().accepted + 1
     }

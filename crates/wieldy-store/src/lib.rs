@@ -9,7 +9,7 @@
 //! the database, `claim` has the claims of idempotency keys. `recovery` commits the
 //! logs that dead executors left (after `kill -9`; `sqlite/liveness` finds them), closes their calls, and returns the
 //! results that clients may still ask for (table `answers`); `sandboxes` records the ends of their sandboxes. `query` and
-//! `events` read, `history_tools` and `log_tools` are the same as tools for agents. `verify` checks that the history is
+//! `events` read, `result_index` has the words of recorded results, `history_tools` and `log_tools` are the same as tools for agents. `verify` checks that the history is
 //! whole, `audit` signs it, `retention` drops old records, `copy` copies a history. `database` is the interface that
 //! `sqlite` and `postgres` implement.
 
@@ -37,6 +37,7 @@ mod events;
 mod history_tools;
 mod log_tools;
 mod query;
+mod result_index;
 
 mod audit;
 mod verify;
@@ -58,7 +59,8 @@ pub use error::StoreError;
 pub use events::RecordedEvent;
 pub use history_tools::history_tools;
 pub use journal::StoreJournal;
-pub use query::{Cursor, Execution, GroupBy, Page, Query, Stat};
+pub use query::{Cursor, Execution, GroupBy, Page, Query, Stat, TextPlace};
+pub use result_index::ResultIndex;
 pub use retention::{Pruned, Retention};
 pub use store::{Address, JournalOptions, Store};
 pub use verify::{Problem, Verdict};

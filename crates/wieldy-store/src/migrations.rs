@@ -8,16 +8,17 @@ pub(crate) struct Migration {
     pub(crate) down: &'static str,
 }
 
-/// Returns the step whose two files begin with this path below `migrations`.
-macro_rules! migration {
-    ($path:literal) => {
-        $crate::migrations::Migration {
-            up: include_str!(concat!("../../migrations/", $path, ".up.sql")),
-            down: include_str!(concat!("../../migrations/", $path, ".down.sql")),
-        }
+/// Includes the migrations of a database, in order.
+macro_rules! migrations {
+    ($database:literal: $($name:literal),+ $(,)?) => {
+        &[$(crate::migrations::Migration {
+            up: include_str!(concat!("../../migrations/", $database, "/", $name, ".up.sql")),
+            down: include_str!(concat!("../../migrations/", $database, "/", $name, ".down.sql")),
+        }),+]
     };
 }
-pub(crate) use migration;
+
+pub(crate) use migrations;
 
 /// Fails if a newer program made the tables.
 pub(crate) fn check(found: u32, known: &[Migration]) -> Result<(), StoreError> {

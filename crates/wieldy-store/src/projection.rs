@@ -31,6 +31,8 @@ pub(crate) struct CallRow {
     pub(crate) completed_at: Option<i64>,
     pub(crate) duration_ms: Option<f64>,
     pub(crate) output_bytes: Option<i64>,
+    /// The size of the recorded result.
+    pub(crate) result_bytes: Option<i64>,
     pub(crate) sandbox: Option<String>,
     pub(crate) agent: String,
     pub(crate) user: Option<String>,
@@ -109,6 +111,7 @@ impl CallRow {
         self.attempts = closed.attempts;
         self.sandbox = closed.sandbox.as_deref().map(storable);
         self.usage = closed.usage.clone();
+        self.result_bytes = closed.result.as_ref().map(|result| result.bytes);
         if !closed.rest.is_empty() {
             self.extend_metadata(closed.rest.clone());
         }
@@ -134,7 +137,9 @@ impl CallRow {
             status: self.status.to_string(),
             bucket: histogram::bucket(self.duration_ms.unwrap_or_default()),
         };
-        (key, BucketCounts { calls: 1, output_bytes: self.output_bytes.unwrap_or_default() })
+        let (output_bytes, result_bytes) =
+            (self.output_bytes.unwrap_or_default(), self.result_bytes.unwrap_or_default());
+        (key, BucketCounts { calls: 1, output_bytes, result_bytes })
     }
 }
 
@@ -237,6 +242,8 @@ pub(crate) struct Changeset {
     /// The searchable texts of calls that are closed now.
     pub(crate) words: Vec<(i64, String)>,
     pub(crate) answers: Vec<AnswerChange>,
+    /// The calls that are closed now with a recorded result, each with its closing record.
+    pub(crate) results: Vec<(i64, Arc<Record>)>,
     /// The entries of metadata by which new calls are found.
     pub(crate) entries: Vec<(EntryHash, i64)>,
     pub(crate) sandboxes: Vec<SandboxChange>,
@@ -321,6 +328,7 @@ impl Projection {
             changed: Vec::new(),
             words: Vec::new(),
             answers: Vec::new(),
+            results: Vec::new(),
             entries: Vec::new(),
             sandboxes: Vec::new(),
             released: Vec::new(),
@@ -338,6 +346,9 @@ impl Projection {
             let seq = changeset.head.seq + 1;
             changeset.sandboxes.extend(SandboxChange::of(seq, record));
             let execution = record.call.and_then(|call| self.apply_record(&mut changeset, seq, call.into(), record));
+            if let (Some(call), Some(_)) = (execution, &record.result) {
+                changeset.results.push((call, Arc::clone(record)));
+            }
             let placed = Placed {
                 seq,
                 instance: self.instance,
@@ -357,8 +368,7 @@ impl Projection {
             if call.is_closed {
                 let (key, one) = call.row.histogram_row();
                 let counts = changeset.histogram.entry(key).or_default();
-                counts.calls += one.calls;
-                counts.output_bytes += one.output_bytes;
+                counts.add(&one);
                 if self.indexes_on_write {
                     changeset.words.push((call.row.id, closing_text(call)));
                 }

@@ -1,5 +1,7 @@
 //! Queries: finds calls, returns one call with its events, and computes statistics.
 
+mod statistics;
+
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
@@ -7,13 +9,15 @@ use serde::Serialize;
 use serde_json::Value as Json;
 use wieldy_core::{ExecutionId, Status};
 
+pub(crate) use self::statistics::stats;
 pub use crate::cursor::Cursor;
+pub use crate::database::TextPlace;
 use crate::database::{Database, Dialect, Row, Source, TextSearch, Value};
 use crate::error::StoreError;
 use crate::events::RecordedEvent;
-use crate::histogram;
 use crate::metadata;
 use crate::projection::CallRow;
+use crate::result_index::{self, ResultIndex};
 
 /// Conditions for calls; those that are not set do not matter.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -44,6 +48,9 @@ pub struct Query {
     pub until: Option<Timestamp>,
     /// Words that all occur in the tool's name, the arguments or the error, or begin a word there.
     pub text: Option<String>,
+    /// The texts in which these words are looked for. Recorded results are found once their words are indexed, which
+    /// [`Page::results`] tells.
+    pub text_in: TextPlace,
     /// Entries of the caller's metadata, by name and value as text, that the call must all have. Only the first 16
     /// texts, numbers and truth values at the top level of a call's metadata count.
     pub metadata: Vec<(String, String)>,
@@ -58,6 +65,9 @@ pub struct Page {
     pub executions: Vec<Execution>,
     /// The beginning of the next page, if there is one.
     pub next: Option<Cursor>,
+    /// How far the words of results are indexed, for a search in results.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub results: Option<ResultIndex>,
 }
 
 /// A call in the history.
@@ -83,6 +93,11 @@ pub struct Execution {
     pub duration_ms: Option<f64>,
     /// The bytes of content that were returned.
     pub output_bytes: Option<i64>,
+    /// The size of the recorded result, if one was recorded.
+    pub result_bytes: Option<i64>,
+    /// The recorded result, for a call that was asked for by its id: `text`, `structured`, `blocks` and `artifact`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub result: Option<Json>,
     /// The number of runs.
     pub attempts: i64,
     /// The agent.
@@ -142,6 +157,8 @@ pub struct Stat {
     pub p99_ms: f64,
     /// The bytes of content that were returned.
     pub output_bytes: i64,
+    /// The bytes of the results that were recorded.
+    pub result_bytes: i64,
     /// The number of calls by status.
     pub statuses: BTreeMap<String, i64>,
 }
@@ -149,7 +166,7 @@ pub struct Stat {
 /// The columns of a call, in the order in which [`parse_row`] reads them.
 pub(crate) const COLUMNS: &str = "id, execution_id, tool_name, parameters_json, status, error_message, error_code, started_at,
     completed_at, duration_ms, output_size_bytes, sandbox_id, agent_id, user_id, batch_id, session_id, tenant_id, attempts,
-    usage_json, metadata_json, workspace, provider";
+    usage_json, metadata_json, workspace, provider, result_size_bytes";
 
 pub(crate) fn parse_row(row: &dyn Row) -> Result<CallRow, StoreError> {
     let text = |column| row.text(column).map(str::to_owned);
@@ -177,6 +194,7 @@ pub(crate) fn parse_row(row: &dyn Row) -> Result<CallRow, StoreError> {
         metadata: optional(19)?,
         workspace: optional(20)?,
         provider: optional(21)?,
+        result_bytes: row.int_or_none(22)?,
     })
 }
 
@@ -195,6 +213,8 @@ impl From<CallRow> for Execution {
             completed_at: row.completed_at.map(time),
             duration_ms: row.duration_ms,
             output_bytes: row.output_bytes,
+            result_bytes: row.result_bytes,
+            result: None,
             attempts: row.attempts,
             agent: row.agent,
             tenant: row.tenant,
@@ -242,7 +262,14 @@ fn on_snapshot(
 
 /// Returns up to `limit` calls, the latest first.
 pub(crate) fn search(database: &mut dyn Database, query: &Query, limit: usize) -> Result<Page, StoreError> {
-    let mut page = Page { executions: Vec::new(), next: None };
+    if query.text_in == TextPlace::Results
+        && let Err(error) =
+            database.index_words(1).and_then(|_| result_index::fill(database, 1, result_index::INDEXED_BY_SEARCH))
+    {
+        // A process that may only read still can.
+        tracing::debug!(error = &error as &dyn std::error::Error, "cannot index the words of results");
+    }
+    let mut page = Page { executions: Vec::new(), next: None, results: None };
     on_snapshot(database, &mut |database| {
         page = find_page(database, query, limit)?;
         Ok(())
@@ -253,7 +280,11 @@ pub(crate) fn search(database: &mut dyn Database, query: &Query, limit: usize) -
 fn find_page(database: &mut dyn Database, query: &Query, limit: usize) -> Result<Page, StoreError> {
     let (rows, more) = find_rows(database, query, limit)?;
     let next = rows.last().filter(|_| more).map(|row| Cursor(row.id));
-    Ok(Page { executions: rows.into_iter().map(Execution::from).collect(), next })
+    let results = match query.text_in {
+        TextPlace::Calls => None,
+        TextPlace::Results => Some(result_index::progress(database)?),
+    };
+    Ok(Page { executions: rows.into_iter().map(Execution::from).collect(), next, results })
 }
 
 /// Finds up to `limit` calls, the latest first, and returns true if there are more.
@@ -353,7 +384,7 @@ impl SearchPlan {
             ),
             Some(text) => {
                 let is_narrow = query.session.is_some() || query.batch.is_some();
-                let words = TextSearch { text, tool: query.tool.as_deref(), is_narrow, before };
+                let words = TextSearch { text, tool: query.tool.as_deref(), is_narrow, place: query.text_in, before };
                 database.text_sources(&words, wanted.values.len() + 1)?
             }
         };
@@ -405,7 +436,12 @@ pub(crate) fn show(
         recorded.push(RecordedEvent::new(seq, at, call.started_at, row.text(2)?, data));
         Ok(())
     })?;
-    Ok(Some((call.into(), recorded)))
+    let mut result = None;
+    database.query("SELECT result_json FROM results WHERE id = ?1", &[call.id.into()], &mut |row| {
+        result = serde_json::from_str(row.text(0)?).ok();
+        Ok(())
+    })?;
+    Ok(Some((Execution { result, ..call.into() }, recorded)))
 }
 
 /// Returns the calls whose ids begin with `begin`, the earliest first.
@@ -427,99 +463,4 @@ pub(crate) fn find(database: &mut dyn Database, begin: &str, limit: usize) -> Re
         Ok(())
     })?;
     Ok(found)
-}
-
-/// The counts of one group of calls.
-#[derive(Default)]
-struct GroupCounts {
-    buckets: BTreeMap<i64, i64>,
-    statuses: BTreeMap<String, i64>,
-    output_bytes: i64,
-}
-
-/// Returns statistics by tool or day: from the histogram for tool, status, agent, tenant and whole days, else from calls.
-pub(crate) fn stats(database: &mut dyn Database, query: &Query, by: GroupBy) -> Result<Vec<Stat>, StoreError> {
-    let mut counted: BTreeMap<(Option<i64>, Option<String>), GroupCounts> = BTreeMap::new();
-    let key = |day: i64, tool: &str| match by {
-        GroupBy::Tool => (None, Some(tool.to_owned())),
-        GroupBy::Day => (Some(day), None),
-        GroupBy::ToolAndDay => (Some(day), Some(tool.to_owned())),
-    };
-    let mut count = |day, tool: &str, status: &str, bucket, calls, bytes| {
-        let group = counted.entry(key(day, tool)).or_default();
-        *group.buckets.entry(bucket).or_default() += calls;
-        *group.statuses.entry(status.to_owned()).or_default() += calls;
-        group.output_bytes += bytes;
-    };
-    let Query { execution, session, user, workspace, provider, batch, text, .. } = query;
-    let has_metadata = !query.metadata.is_empty();
-    let narrower = [execution, session, user, workspace, provider, batch, text];
-    if has_metadata || narrower.iter().any(|wanted| wanted.is_some()) {
-        let columns = "started_at, tool_name, status, duration_ms, output_size_bytes";
-        on_snapshot(database, &mut |database| {
-            let wanted = SearchPlan::new(database, query)?;
-            database.query(&wanted.closed_calls_statement(columns), &wanted.conditions.values, &mut |row| {
-                let day = row.int(0)?.div_euclid(histogram::DAY);
-                let bucket = histogram::bucket(row.real_or_none(3)?.unwrap_or_default());
-                count(day, row.text(1)?, row.text(2)?, bucket, 1, row.int_or_none(4)?.unwrap_or_default());
-                Ok(())
-            })
-        })?;
-    } else {
-        let mut wanted = Conditions::default();
-        let day = |micros: i64| micros.div_euclid(histogram::DAY);
-        let equal = [
-            ("tool_name = ?", query.tool.as_deref()),
-            ("status = ?", query.status.map(Status::as_str)),
-            ("agent_id = ?", query.agent.as_deref()),
-            ("tenant_id = ?", query.tenant.as_deref()),
-        ];
-        for (sql, value) in equal {
-            if let Some(value) = value {
-                wanted.add(sql, value);
-            }
-        }
-        if let Some(since) = query.since {
-            wanted.add("day >= ?", day(since.as_microsecond()));
-        }
-        if let Some(until) = query.until {
-            wanted.add("day <= ?", day(until.as_microsecond() - 1));
-        }
-        let day = if by == GroupBy::Tool { "0" } else { "day" };
-        let tool = if by == GroupBy::Day { "''" } else { "tool_name" };
-        // SQLite would sort the rows to sum them, which takes longer than summing them here.
-        let (calls, bytes, grouped) = match database.dialect() {
-            Dialect::Sqlite => ("calls", "output_bytes", ""),
-            #[cfg(feature = "postgres")]
-            Dialect::Postgres => ("sum(calls)::bigint", "sum(output_bytes)::bigint", "GROUP BY 1, 2, 3, 4"),
-        };
-        let wanted_rows = wanted.text();
-        let sql =
-            format!("SELECT {day}, {tool}, status, bucket, {calls}, {bytes} FROM tallies {wanted_rows} {grouped}");
-        database.query(&sql, &wanted.values, &mut |row| {
-            count(row.int(0)?, row.text(1)?, row.text(2)?, row.int(3)?, row.int(4)?, row.int(5)?);
-            Ok(())
-        })?;
-    }
-    Ok(counted.into_iter().map(|((day, tool), group)| stat(day, tool, group)).collect())
-}
-
-fn stat(day: Option<i64>, tool: Option<String>, group: GroupCounts) -> Stat {
-    let buckets: Vec<(i64, i64)> = group.buckets.into_iter().collect();
-    let count: i64 = group.statuses.values().sum();
-    let errors = count - group.statuses.get("success").copied().unwrap_or_default();
-    let date =
-        |day: i64| Timestamp::from_microsecond(day * histogram::DAY).map(|at| at.strftime("%Y-%m-%d").to_string());
-    Stat {
-        day: day.and_then(|day| date(day).ok()),
-        tool,
-        count,
-        errors,
-        error_rate: if count == 0 { 0.0 } else { errors as f64 / count as f64 },
-        p50_ms: histogram::quantile(&buckets, 0.50),
-        p95_ms: histogram::quantile(&buckets, 0.95),
-        p99_ms: histogram::quantile(&buckets, 0.99),
-        output_bytes: group.output_bytes,
-        statuses: group.statuses,
-    }
 }

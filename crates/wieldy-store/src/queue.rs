@@ -211,5 +211,6 @@ impl LastGroup {
 
 /// Returns the approximate size of a record in bytes.
 pub(crate) fn bytes_of(record: &Record) -> usize {
-    512 + record.data.len() + record.answer.as_ref().map_or(0, String::len)
+    let result = record.result.as_ref().map_or(0, |result| result.json().len());
+    512 + record.data.len() + record.answer.as_ref().map_or(0, String::len) + result
 }

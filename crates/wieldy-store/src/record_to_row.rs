@@ -102,8 +102,29 @@ pub(crate) struct Closed {
     pub(crate) attempts: i64,
     pub(crate) sandbox: Option<String>,
     pub(crate) usage: Option<String>,
+    /// The size and the hash of the recorded result.
+    pub(crate) result: Option<ResultFacts>,
     /// Facts that go to the row's metadata.
     pub(crate) rest: Map<String, Value>,
+}
+
+/// The size of a recorded result in bytes, and its hash in hexadecimal digits.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ResultFacts {
+    pub(crate) bytes: i64,
+    pub(crate) hash: String,
+}
+
+impl ResultFacts {
+    fn of(closing: &Closing) -> Option<Self> {
+        let recorded = closing.recorded.as_ref()?;
+        Some(Self { bytes: recorded.json.len() as i64, hash: recorded.hash.to_hex().to_string() })
+    }
+
+    /// Returns true if this is a result with the hash.
+    pub(crate) fn fits(&self, json: &str) -> bool {
+        blake3::hash(json.as_bytes()).to_hex().as_str() == self.hash
+    }
 }
 
 /// The facts of an opening that the row needs, as they are parsed.
@@ -143,6 +164,7 @@ struct ClosingFacts<'a> {
     usage: Option<Value>,
     sandbox: Option<SandboxFacts>,
     error: Option<ErrorFacts>,
+    result: Option<ResultFacts>,
 }
 
 #[derive(Deserialize)]
@@ -170,10 +192,13 @@ impl RowChange {
                 (Self::Started { attempt: i64::from(*attempt), keyed }, to_json(&event.body))
             }
             Body::CallSuccess(closing) if closing.error.is_none() => {
-                (Self::Closed(Box::new(Closed::of_success(closing))), to_json(&event.body))
+                let closed = Closed::of_success(closing);
+                let data = with_result(to_json(&event.body), closed.result.as_ref());
+                (Self::Closed(Box::new(closed)), data)
             }
-            _ => {
-                let data = event.data().to_string();
+            body => {
+                let result = body.closing().and_then(ResultFacts::of);
+                let data = with_result(event.data().to_string(), result.as_ref());
                 (Self::parse(event.body.name(), None, &data), data)
             }
         }
@@ -267,6 +292,16 @@ impl RowChange {
     }
 }
 
+/// Adds the hash of the recorded result to the facts of a closing, so that it is part of the hash chain.
+fn with_result(mut data: String, result: Option<&ResultFacts>) -> String {
+    if let Some(result) = result {
+        let end = data.pop();
+        debug_assert_eq!(end, Some('}'), "facts are an object");
+        data.push_str(&format!(",\"result\":{}}}", to_json(result)));
+    }
+    data
+}
+
 fn to_json(facts: &impl Serialize) -> String {
     serde_json::to_string(facts).expect("events are plain data")
 }
@@ -286,6 +321,7 @@ impl Closed {
             attempts: i64::from(closing.attempts),
             sandbox: sandbox.map(|sandbox| sandbox.id.0.clone()),
             usage: closing.usage.as_ref().map(to_json),
+            result: ResultFacts::of(closing),
             rest: further_facts(closing.queued_ms, closing.cached, artifact, level),
         }
     }
@@ -302,6 +338,7 @@ impl Closed {
             attempts: read.attempts,
             sandbox,
             usage: read.usage.map(|usage| usage.to_string()),
+            result: read.result,
             rest: further_facts(read.queued_ms, read.cached, read.artifact, level),
         }
     }

@@ -23,6 +23,8 @@ pub struct Retention {
     pub age_max: Option<Duration>,
     /// The largest size of the history. Beyond it, the oldest records are dropped.
     pub bytes_max: Option<u64>,
+    /// The greatest age of a recorded result. Results that are older are dropped, while their records stay.
+    pub results_age_max: Option<Duration>,
 }
 
 /// The records that were dropped, or would be.
@@ -34,6 +36,8 @@ pub struct Pruned {
     pub executions: u64,
     /// The last record that was dropped; 0 if none was.
     pub up_to_seq: i64,
+    /// The number of results that were dropped although the records of their calls stay.
+    pub results: u64,
     /// The size of the history now, in bytes.
     pub bytes: u64,
 }
@@ -41,22 +45,34 @@ pub struct Pruned {
 impl Store {
     /// Returns what [`Store::prune`] would drop.
     pub fn prunable(&self, retention: &Retention) -> Result<Pruned, StoreError> {
-        self.with(|database| prunable(database, retention, i64::MAX))
+        self.with(|database| {
+            let mut pruned = prunable(database, retention, i64::MAX)?;
+            let cut = last_droppable_result(database, retention, Timestamp::now().as_microsecond())?;
+            pruned.results = results_between(database, pruned.up_to_seq, cut)?;
+            Ok(pruned)
+        })
     }
 
     /// Drops the oldest records, as the retention says. A new record says what was dropped, so the trail can still be
     /// verified. An open call keeps all records since its opening; `bytes` shows if these are more than allowed.
     pub fn prune(&self, retention: &Retention, options: &JournalOptions) -> Result<Pruned, StoreError> {
         let mut pruned = self.prunable(retention)?;
-        if pruned.records == 0 {
+        if pruned.records == 0 && pruned.results == 0 {
             return Ok(pruned);
         }
         let last = self.with(|database| one_int(database, "SELECT seq FROM trail", &[]))?.unwrap_or(0);
         let mut committer = self.committer(options)?;
-        committer.record_and_drop(&pruned)?;
+        if pruned.records > 0 {
+            committer.record_and_drop(&pruned)?;
+        }
+        if pruned.results > 0 {
+            let now = Timestamp::now().as_microsecond();
+            let cut = last_droppable_result(&mut *committer.database, retention, now)?;
+            committer.record_and_drop_results(cut)?;
+        }
         // Records differ in size and empty tables have a size, too, so a share of the records is not the same share of
         // the bytes.
-        let rest = Retention { age_max: None, ..*retention };
+        let rest = Retention { bytes_max: retention.bytes_max, ..Retention::default() };
         for _ in 0..ROUNDS_MAX {
             // Each round adds a record, which stays.
             let more = prunable(&mut *committer.database, &rest, last)?;
@@ -80,6 +96,7 @@ impl Committer {
     pub(crate) fn drop_some(&mut self, retention: &Retention) -> Result<bool, StoreError> {
         let first = one_int(&mut *self.database, "SELECT min(seq) FROM events", &[])?.unwrap_or(1);
         let now = trusted_now(&mut *self.database)?;
+        self.drop_results(retention, now)?;
         let last = last_droppable(&mut *self.database, retention, first + PRUNE_AT_ONCE, now)?;
         if last - first < PRUNE_MIN {
             return Ok(false);
@@ -88,6 +105,32 @@ impl Committer {
         self.record_and_drop(&pruned)?;
         self.database.release_space()?;
         Ok(last == first + PRUNE_AT_ONCE)
+    }
+
+    /// Drops the results beyond their age, if there are enough of them or they are late.
+    fn drop_results(&mut self, retention: &Retention, now: i64) -> Result<(), StoreError> {
+        let cut = last_droppable_result(&mut *self.database, retention, now)?;
+        let late = last_droppable_result(&mut *self.database, retention, now.saturating_sub(RESULTS_LATENESS))?;
+        if results_between(&mut *self.database, 0, cut)? >= PRUNE_MIN as u64
+            || results_between(&mut *self.database, 0, late)? > 0
+        {
+            self.record_and_drop_results(cut)?;
+            self.database.release_space()?;
+        }
+        Ok(())
+    }
+
+    /// Drops the results of the calls up to `cut`.
+    fn record_and_drop_results(&mut self, cut: i64) -> Result<(), StoreError> {
+        let results = results_between(&mut *self.database, 0, cut)?;
+        let data = json!({"up_to": cut, "results": results});
+        let dropped = Record::own(RESULTS_DROPPED, Timestamp::now().as_microsecond(), None, &data);
+        // The record comes first, as for records.
+        self.signing.make_due();
+        self.commit(&[Arc::new(dropped)], false)?;
+        failpoint::reach("upkeep.results_recorded");
+        self.database.execute("DELETE FROM results WHERE id <= ?1", &[cut.into()])?;
+        self.database.unindex_words(cut)
     }
 
     fn record_and_drop(&mut self, pruned: &Pruned) -> Result<(), StoreError> {
@@ -114,6 +157,11 @@ impl Committer {
 const PRUNE_MIN: i64 = 1_000;
 const PRUNE_AT_ONCE: i64 = 5_000;
 
+/// The name of the record that says which results were dropped before their records.
+pub(crate) const RESULTS_DROPPED: &str = "journal.results.dropped";
+/// The time, in microseconds, after which an executor drops even a few results beyond their age.
+const RESULTS_LATENESS: i64 = 60 * 60 * 1_000_000;
+
 /// Maximum number of rounds until the size is small enough.
 const ROUNDS_MAX: usize = 100;
 
@@ -137,13 +185,7 @@ fn last_droppable(database: &mut dyn Database, retention: &Retention, most: i64,
     let last = one_int(database, "SELECT seq FROM trail", &[])?.unwrap_or(0);
     let mut cut = first - 1;
     if let Some(age) = retention.age_max {
-        let oldest = now.saturating_sub(i64::try_from(age.as_micros()).unwrap_or(i64::MAX));
-        cut = last_before(database, first, last, oldest)?.min(most);
-        // If the clock was wrong for a while, young records may come before seemingly old ones.
-        let sql = "SELECT min(seq) FROM events WHERE seq <= ?1 AND at BETWEEN ?2 AND ?3";
-        if let Some(young) = one_int(database, sql, &[cut.into(), Value::Time(oldest), Value::Time(now)])? {
-            cut = young - 1;
-        }
+        cut = last_older(database, age, most, now)?;
     }
     if let Some(bytes_max) = retention.bytes_max {
         let bytes = database.rows_size()?;
@@ -156,6 +198,29 @@ fn last_droppable(database: &mut dyn Database, retention: &Retention, most: i64,
     }
     let open = one_int(database, "SELECT min(id) FROM tool_executions WHERE completed_at IS NULL", &[])?;
     Ok(cut.min(last - 1).min(open.map_or(i64::MAX, |open| open - 1)).max(first - 1))
+}
+
+/// Returns the last call whose result may be dropped at the time `now`. Calls count by the time of their opening.
+fn last_droppable_result(database: &mut dyn Database, retention: &Retention, now: i64) -> Result<i64, StoreError> {
+    let Some(age) = retention.results_age_max else { return Ok(0) };
+    last_older(database, age, i64::MAX, now)
+}
+
+fn results_between(database: &mut dyn Database, after: i64, up_to: i64) -> Result<u64, StoreError> {
+    let sql = "SELECT count(*) FROM results WHERE id > ?1 AND id <= ?2";
+    Ok(one_int(database, sql, &[after.into(), up_to.into()])?.unwrap_or_default() as u64)
+}
+
+/// Returns the last record up to `most` such that it and all before it are older than `age`.
+fn last_older(database: &mut dyn Database, age: Duration, most: i64, now: i64) -> Result<i64, StoreError> {
+    let first = one_int(database, "SELECT min(seq) FROM events", &[])?.unwrap_or(1);
+    let last = one_int(database, "SELECT seq FROM trail", &[])?.unwrap_or(0);
+    let oldest = now.saturating_sub(i64::try_from(age.as_micros()).unwrap_or(i64::MAX));
+    let cut = last_before(database, first, last, oldest)?.min(most);
+    // If the clock was wrong for a while, young records may come before seemingly old ones.
+    let sql = "SELECT min(seq) FROM events WHERE seq <= ?1 AND at BETWEEN ?2 AND ?3";
+    let young = one_int(database, sql, &[cut.into(), Value::Time(oldest), Value::Time(now)])?;
+    Ok(young.map_or(cut, |young| young - 1))
 }
 
 /// Returns the last record that is older than `time`, if times only increase along the trail.
@@ -184,7 +249,7 @@ fn pruned_up_to(database: &mut dyn Database, cut: i64) -> Result<Pruned, StoreEr
         _ => one_int(database, &format!("SELECT count(*) FROM tool_executions WHERE {ENDED_WITHIN}"), &[cut.into()])?
             .unwrap_or(0) as u64,
     };
-    Ok(Pruned { records, executions, up_to_seq, bytes: database.size()? })
+    Ok(Pruned { records, executions, up_to_seq, results: 0, bytes: database.size()? })
 }
 
 fn delete_up_to(database: &mut dyn Database, cut: i64) -> Result<(), StoreError> {
@@ -192,6 +257,10 @@ fn delete_up_to(database: &mut dyn Database, cut: i64) -> Result<(), StoreError>
     database.execute(&format!("DELETE FROM tool_executions WHERE {ENDED_WITHIN}"), &cut)?;
     database.execute("DELETE FROM events WHERE seq <= ?1", &cut)?;
     database.execute("DELETE FROM heads WHERE seq <= ?1", &cut)?;
+    database.execute(
+        "DELETE FROM results WHERE id <= ?1 AND id NOT IN (SELECT id FROM tool_executions WHERE id <= ?1)",
+        &cut,
+    )?;
     let entries = "DELETE FROM metadata_entries WHERE execution <= ?1
         AND execution NOT IN (SELECT id FROM tool_executions WHERE id <= ?1)";
     database.execute(entries, &cut)?;

@@ -1,6 +1,8 @@
 //! Verification of the history: every record is unchanged and in its place, every call is closed, every row of the
 //! tables agrees with the trail, and every signed head lies on the trail.
 
+mod tables;
+
 use std::collections::{BTreeMap, HashMap};
 
 use serde::Serialize;
@@ -14,8 +16,8 @@ use crate::hash_chain::{Hash, Placed};
 use crate::histogram::{BucketCounts, BucketKey};
 use crate::metadata::is_rerun;
 use crate::projection::CallRow;
-use crate::query::{COLUMNS, parse_row};
-use crate::record_to_row::RowChange;
+use crate::record_to_row::{ResultFacts, RowChange};
+use crate::retention::RESULTS_DROPPED;
 
 /// The result of a verification.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -49,9 +51,8 @@ pub struct Problem {
     pub what: String,
 }
 
-/// The number of records that are read together, and of calls that are compared with their rows.
+/// The number of records that are read together.
 const RECORDS_AT_ONCE: i64 = 20_000;
-const CALLS_AT_ONCE: usize = 500;
 
 pub(crate) fn verify(
     database: &mut dyn Database,
@@ -60,13 +61,20 @@ pub(crate) fn verify(
     progress: &mut dyn FnMut(u64),
 ) -> Result<Verdict, StoreError> {
     loop {
-        let verdict = verify_once(database, anchors, key, progress)?;
-        // Records that another process dropped during the walk are not missing.
+        let (verdict, results_dropped_by) = verify_once(database, anchors, key, progress)?;
+        // Records and results that another process dropped during the walk are not missing.
         let first_seq = one_int(database, FIRST, &[])?.unwrap_or(1);
-        if verdict.problem.is_none() || first_seq == verdict.first_seq {
+        let is_same = first_seq == verdict.first_seq;
+        if verdict.problem.is_none() || is_same && !drops_results_after(database, results_dropped_by, &verdict)? {
             return Ok(verdict);
         }
     }
+}
+
+/// Returns true if a record after the verified trail says that results were dropped.
+fn drops_results_after(database: &mut dyn Database, by: i64, verdict: &Verdict) -> Result<bool, StoreError> {
+    let sql = "SELECT min(seq) FROM events WHERE seq > ?1 AND name = ?2";
+    Ok(one_int(database, sql, &[by.max(verdict.last_seq).into(), RESULTS_DROPPED.into()])?.is_some())
 }
 
 const FIRST: &str = "SELECT min(seq) FROM events";
@@ -76,7 +84,7 @@ fn verify_once(
     anchors: &[SignedHead],
     key: Option<&str>,
     progress: &mut dyn FnMut(u64),
-) -> Result<Verdict, StoreError> {
+) -> Result<(Verdict, i64), StoreError> {
     let mut walk = ChainWalk::begin(database, anchors, key)?;
     let sql = "SELECT seq, instance, instance_seq, at, name, execution, subject, data, hash FROM events
                WHERE seq > ?1 AND seq <= ?2 ORDER BY seq";
@@ -90,7 +98,7 @@ fn verify_once(
         from = to;
     }
     walk.finish(database)?;
-    Ok(walk.verdict)
+    Ok((walk.verdict, walk.results_dropped_by))
 }
 
 /// The state of a walk along the trail.
@@ -106,6 +114,8 @@ struct ChainWalk {
     closed: Vec<CallRow>,
     /// Closed calls whose opening was dropped: the time and the change of their closing.
     without_opening: Vec<(i64, i64, RowChange)>,
+    /// The recorded results of closed calls, as their closing records have them.
+    results: Vec<(i64, Option<ResultFacts>)>,
     /// The histogram, as computed from the trail.
     histogram: BTreeMap<BucketKey, BucketCounts>,
     /// The hashes that were signed, by record; true if the hash comes from an anchor.
@@ -113,6 +123,11 @@ struct ChainWalk {
     /// The last record that was dropped, and the record that says so.
     dropped_seq: i64,
     dropped_by: i64,
+    /// The calls whose results are missing.
+    results_missing: Vec<i64>,
+    /// The last call whose result may have been dropped before its records, and the record that says so.
+    results_dropped_seq: i64,
+    results_dropped_by: i64,
     /// True if this trail is signed, and the last record that is known to be signed.
     is_signed: bool,
     last_signed_seq: i64,
@@ -131,14 +146,15 @@ impl ChainEnd {
     fn read(database: &mut dyn Database) -> Result<Self, StoreError> {
         let mut end = Self { seq: 0, hash: [0; 32], histogram: BTreeMap::new() };
         let sql = "SELECT t.seq, t.hash, c.day, c.tenant_id, c.agent_id, c.tool_name, c.status, c.bucket, c.calls,
-                     c.output_bytes FROM trail t LEFT JOIN tallies c ON 1 = 1";
+                     c.output_bytes, c.result_bytes FROM trail t LEFT JOIN tallies c ON 1 = 1";
         database.query(sql, &[], &mut |row| {
             (end.seq, end.hash) = (row.int(0)?, hash_of(row, 1)?);
             let Some(day) = row.int_or_none(2)? else { return Ok(()) };
             let text = |column| row.text(column).map(str::to_owned);
             let (tenant, agent, tool, status) = (text(3)?, text(4)?, text(5)?, text(6)?);
             let key = BucketKey { day, tenant, agent, tool, status, bucket: row.int(7)? };
-            end.histogram.insert(key, BucketCounts { calls: row.int(8)?, output_bytes: row.int(9)? });
+            let (calls, output_bytes, result_bytes) = (row.int(8)?, row.int(9)?, row.int(10)?);
+            end.histogram.insert(key, BucketCounts { calls, output_bytes, result_bytes });
             Ok(())
         })?;
         Ok(end)
@@ -152,42 +168,8 @@ struct Instance {
     seq: Option<i64>,
 }
 
-/// The result of comparing a call's records with its row.
-enum RowMatch {
-    Same,
-    Different,
-    Missing,
-}
-
-impl RowMatch {
-    fn of(row: Option<&CallRow>, is_same: impl FnOnce(&CallRow) -> bool) -> Self {
-        match row {
-            None => Self::Missing,
-            Some(row) if is_same(row) => Self::Same,
-            Some(_) => Self::Different,
-        }
-    }
-}
-
 fn hash_of(row: &dyn Row, column: usize) -> Result<Hash, StoreError> {
     Ok(row.bytes(column)?.try_into().unwrap_or_default())
-}
-
-/// Returns the rows of calls that meet the condition `more`.
-fn load_rows(
-    database: &mut dyn Database,
-    ids: impl Iterator<Item = i64>,
-    more: &str,
-) -> Result<HashMap<i64, CallRow>, StoreError> {
-    let ids = ids.map(|id| id.to_string()).collect::<Vec<_>>().join(",");
-    let sql = format!("SELECT {} FROM tool_executions t WHERE id IN ({ids}) {more}", COLUMNS);
-    let mut rows = HashMap::new();
-    database.query_uncached(&sql, &mut |row| {
-        let row = parse_row(row)?;
-        rows.insert(row.id, row);
-        Ok(())
-    })?;
-    Ok(rows)
 }
 
 impl ChainWalk {
@@ -220,10 +202,14 @@ impl ChainWalk {
             open: HashMap::new(),
             closed: Vec::new(),
             without_opening: Vec::new(),
+            results: Vec::new(),
             histogram: BTreeMap::new(),
             signed: BTreeMap::new(),
             dropped_seq: 0,
             dropped_by: 0,
+            results_missing: Vec::new(),
+            results_dropped_seq: 0,
+            results_dropped_by: 0,
             is_signed: false,
             last_signed_seq: 0,
             scratch: Vec::new(),
@@ -344,6 +330,10 @@ impl ChainWalk {
             self.last_signed_seq = seq;
             *if is_anchor { &mut self.verdict.anchors } else { &mut self.verdict.heads } += 1;
         }
+        if name == RESULTS_DROPPED {
+            let data: Json = serde_json::from_str(data).unwrap_or_default();
+            (self.results_dropped_seq, self.results_dropped_by) = (data["up_to"].as_i64().unwrap_or_default(), seq);
+        }
         if let Some(execution) = execution {
             self.apply_to_row(seq, execution, at, name, subject, data);
         }
@@ -364,113 +354,20 @@ impl ChainWalk {
         let Some(row) = self.open.get_mut(&execution) else {
             if execution > self.dropped_seq {
                 self.problem(seq, "it is about a call that is not open");
-            } else if let change @ RowChange::Closed(_) = RowChange::parse(name, None, data) {
-                self.without_opening.push((execution, at, change));
+            } else if let RowChange::Closed(closed) = RowChange::parse(name, None, data) {
+                self.results.push((execution, closed.result.clone()));
+                self.without_opening.push((execution, at, RowChange::Closed(closed)));
             }
             return;
         };
-        row.apply(at, &RowChange::parse(name, None, data));
-        if row.is_closed() {
+        let change = RowChange::parse(name, None, data);
+        row.apply(at, &change);
+        if let RowChange::Closed(closed) = change {
+            self.results.push((execution, closed.result));
             let (key, one) = row.histogram_row();
             let counts = self.histogram.entry(key).or_default();
-            counts.calls += one.calls;
-            counts.output_bytes += one.output_bytes;
+            counts.add(&one);
             self.closed.extend(self.open.remove(&execution));
-        }
-    }
-
-    /// Compares closed calls with their rows.
-    fn compare(&mut self, database: &mut dyn Database) -> Result<(), StoreError> {
-        for calls in std::mem::take(&mut self.closed).chunks(CALLS_AT_ONCE) {
-            let rows = load_rows(database, calls.iter().map(|call| call.id), "")?;
-            for call in calls {
-                self.note_match(call.id, RowMatch::of(rows.get(&call.id), |row| row == call));
-            }
-        }
-        for calls in std::mem::take(&mut self.without_opening).chunks(CALLS_AT_ONCE) {
-            let rows = load_rows(database, calls.iter().map(|(id, ..)| *id), "")?;
-            for (id, at, ended) in calls {
-                // Only the row says how the call began; the trail also says how it ended.
-                let found = RowMatch::of(rows.get(id), |row| {
-                    let mut rebuilt = row.clone();
-                    rebuilt.apply(*at, ended);
-                    rebuilt == *row
-                });
-                self.note_match(*id, found);
-            }
-        }
-        Ok(())
-    }
-
-    /// Compares open calls with their rows, except those that have newer records than this walk.
-    fn compare_open(&mut self, database: &mut dyn Database) -> Result<(), StoreError> {
-        let calls: Vec<CallRow> = self.open.values().cloned().collect();
-        let since =
-            format!("AND NOT EXISTS (SELECT 1 FROM events e WHERE e.execution = t.id AND e.seq > {})", self.end.seq);
-        for calls in calls.chunks(CALLS_AT_ONCE) {
-            let ids = || calls.iter().map(|call| call.id);
-            let unchanged = load_rows(database, ids(), &since)?;
-            let rows = load_rows(database, ids(), "")?;
-            for call in calls {
-                let found = RowMatch::of(rows.get(&call.id), |_| unchanged.get(&call.id).is_none_or(|row| row == call));
-                self.note_match(call.id, found);
-            }
-        }
-        Ok(())
-    }
-
-    fn note_match(&mut self, id: i64, found: RowMatch) {
-        match found {
-            RowMatch::Same => {}
-            RowMatch::Different => self.problem(id, "the row of its call in `tool_executions` differs"),
-            RowMatch::Missing => self.problem(id, "its call has no row in `tool_executions`"),
-        }
-    }
-
-    /// Checks that there is nothing outside the trail that would be taken for a part of it.
-    fn check_strays(&mut self, database: &mut dyn Database) -> Result<(), StoreError> {
-        let dropped = [Value::Int(self.dropped_seq)];
-        let unopened = "no record opens the call of its row in `tool_executions`";
-        for (sql, values, what) in [
-            (
-                "SELECT min(seq) FROM events WHERE seq > (SELECT seq FROM trail)",
-                &[][..],
-                "it is after the end of the trail",
-            ),
-            (
-                "SELECT min(seq) FROM heads WHERE seq > (SELECT seq FROM trail)",
-                &[],
-                "it is missing: the trail was longer when its end was signed",
-            ),
-            ("SELECT min(id) FROM tool_executions WHERE id > (SELECT seq FROM trail)", &[], unopened),
-            (
-                "SELECT min(id) FROM tool_executions t WHERE id <= ?1
-                   AND NOT EXISTS (SELECT 1 FROM events e WHERE e.execution = t.id AND e.seq > ?1)",
-                &dropped,
-                unopened,
-            ),
-        ] {
-            if let Some(seq) = one_int(database, sql, values)? {
-                self.problem(seq, what);
-            }
-        }
-        Ok(())
-    }
-
-    /// Compares the stored histogram with the trail. Dropped calls stay in it, so it may count more than the trail,
-    /// never less.
-    fn compare_histogram(&mut self) {
-        let stored = &self.end.histogram;
-        let is_right = if self.dropped_seq == 0 {
-            *stored == self.histogram
-        } else {
-            self.histogram.iter().all(|(key, counts)| {
-                let found = stored.get(key);
-                found.is_some_and(|found| found.calls >= counts.calls && found.output_bytes >= counts.output_bytes)
-            })
-        };
-        if !is_right {
-            self.problem(self.end.seq, "the counts in `tallies` differ from the trail");
         }
     }
 
@@ -489,6 +386,13 @@ impl ChainWalk {
         // An attacker without the key could drop any records and append a record that says so.
         if self.is_signed && self.dropped_by > self.last_signed_seq {
             self.problem(self.dropped_by, "it says that records were dropped, but it is not signed");
+        }
+        let missing = self.results_missing.iter().filter(|id| **id > self.results_dropped_seq).min();
+        if let Some(id) = missing.copied() {
+            self.problem(id, "the result of its call is missing in `results`");
+        }
+        if self.is_signed && self.results_dropped_by > self.last_signed_seq {
+            self.problem(self.results_dropped_by, "it says that results were dropped, but it is not signed");
         }
         let range = [Value::Int(self.dropped_seq), Value::Int(self.end.seq)];
         let rows = one_int(database, "SELECT count(*) FROM tool_executions WHERE id > ?1 AND id <= ?2", &range)?;

@@ -20,7 +20,7 @@ use ring::rand::{SecureRandom, SystemRandom};
 use wieldy_core::Body;
 
 use crate::failpoint;
-use crate::hash_chain::{CallRef, Hash, Record};
+use crate::hash_chain::{CallRef, Hash, Record, StoredResult};
 use crate::record_to_row::RowChange;
 
 /// The alignment of frames.
@@ -33,7 +33,9 @@ const HALF_USUAL: u64 = 1024 * 1024;
 /// with.
 const GROWTH: u64 = 128 * 1024;
 /// The name of the file format, in the first block.
-const FORMAT: &[u8; 16] = b"wieldy.log.1\0\0\0\0";
+const FORMAT: &[u8; 16] = b"wieldy.log.2\0\0\0\0";
+/// The format of earlier programs, whose records have no results.
+const FORMAT_WITHOUT_RESULTS: &[u8; 16] = b"wieldy.log.1\0\0\0\0";
 
 /// The write-ahead log of a living executor.
 pub(crate) struct Wal {
@@ -217,7 +219,8 @@ fn read(bytes: &[u8], instance: &str) -> Option<WalContents> {
     let (key, rest) = rest.split_first_chunk::<HASH>()?;
     let (task_ttl, rest) = rest.split_first_chunk::<8>()?;
     let header = &head[HASH..HASH + FORMAT.len() + HASH + 8 + instance.len()];
-    if form != FORMAT
+    let has_results = form == FORMAT;
+    if !(has_results || form == FORMAT_WITHOUT_RESULTS)
         || !rest.starts_with(instance.as_bytes())
         || blake3::hash(header) != *<&Hash>::try_from(hash).ok()?
     {
@@ -235,7 +238,7 @@ fn read(bytes: &[u8], instance: &str) -> Option<WalContents> {
             continue;
         };
         let mut rest = &frame[FRAME_HEAD..];
-        while let Some(record) = decode(&mut rest) {
+        while let Some(record) = decode(&mut rest, has_results) {
             contents.records.insert(record.instance_seq, record);
         }
         contents.has_unknown |= !rest.is_empty();
@@ -260,6 +263,7 @@ fn encode(record: &Record, bytes: &mut Vec<u8>) {
         Some(&record.data),
         record.tenant.as_deref(),
         record.answer.as_deref(),
+        record.result.as_ref().map(StoredResult::json),
     ];
     for text in texts {
         let length = text.map_or(NONE, |text| text.len() as u32);
@@ -269,7 +273,7 @@ fn encode(record: &Record, bytes: &mut Vec<u8>) {
 }
 
 /// Takes the first record off the bytes.
-fn decode(bytes: &mut &[u8]) -> Option<Record> {
+fn decode(bytes: &mut &[u8], has_result: bool) -> Option<Record> {
     let mut rest = *bytes;
     let instance_seq = u64::from_le_bytes(*take(&mut rest)?);
     let at = i64::from_le_bytes(*take(&mut rest)?);
@@ -282,11 +286,12 @@ fn decode(bytes: &mut &[u8]) -> Option<Record> {
         String::from_utf8(text.to_owned()).ok().map(Some)
     };
     let (name, call, subject, data, tenant, answer) = (text()??, text()?, text()?, text()??, text()?, text()?);
+    let result = if has_result { text()?.map(StoredResult::Read) } else { None };
     let name = Body::NAMES.into_iter().find(|known| *known == name)?;
     let call = call.map(|id| id.parse().map(CallRef::Own)).transpose().ok()?;
     let change = RowChange::parse(name, subject.as_deref(), &data);
     *bytes = rest;
-    Some(Record { instance_seq, at, name, call, subject, data, change, tenant, answer, released: None })
+    Some(Record { instance_seq, at, name, call, subject, data, change, tenant, answer, result, released: None })
 }
 
 fn take<'a, const N: usize>(bytes: &mut &'a [u8]) -> Option<&'a [u8; N]> {
@@ -319,6 +324,7 @@ mod tests {
             change,
             tenant,
             answer,
+            result: number.is_multiple_of(4).then(|| StoredResult::Read(text("result"))),
             released: None,
         })
     }
@@ -365,6 +371,21 @@ mod tests {
         assert_eq!((format!("{read:?}"), is_all), (format!("{:?}", &records[2..]), true));
         assert!(matches!(read[1].change, RowChange::Unchanged) && matches!(read[3].change, RowChange::InputRequired));
         assert!(super::read(&test.bytes(), &INSTANCE.replace('0', "1")).is_none(), "it is another's");
+    }
+
+    #[test]
+    fn a_log_of_an_earlier_program_is_read() {
+        let written = Record { result: None, ..Record::clone(&record(4, 9)) };
+        let (key, mut frame) = ([7; HASH], Vec::new());
+        encode(&written, &mut frame);
+        frame.truncate(frame.len() - size_of::<u32>());
+        let frame = [&(frame.len() as u32).to_le_bytes()[..], &frame].concat();
+        let head = [FORMAT_WITHOUT_RESULTS.as_slice(), &key, &7_i64.to_le_bytes(), INSTANCE.as_bytes()].concat();
+        let mut bytes = [blake3::hash(&head).as_bytes().as_slice(), &head].concat();
+        bytes.resize(BLOCK as usize, 0);
+        bytes.extend([&frame_hash(&key, BLOCK, &frame)[..], &frame].concat());
+        let (read, is_all) = read(&bytes, INSTANCE).unwrap().records_after(3);
+        assert_eq!((format!("{read:?}"), is_all), (format!("{:?}", [written]), true));
     }
 
     #[test]

@@ -50,7 +50,8 @@ pub use wieldy_sandbox::{Oci, OciOptions, OciProblem, OciVersion, Rootfs};
 #[cfg(feature = "history")]
 pub use wieldy_store::{
     Address, Copied, Cursor, Execution, GroupBy, JournalOptions, Page, Problem as TrailProblem, Pruned, Query,
-    RecordedEvent, Retention, SignedHead, Signer, Stat, Store, StoreError, StoreJournal, Verdict, history_tools,
+    RecordedEvent, ResultIndex, Retention, SignedHead, Signer, Stat, Store, StoreError, StoreJournal, TextPlace,
+    Verdict, history_tools,
 };
 pub use wieldy_tools::shell::{Attached, Bash, CommandTool, shell_tools};
 pub use wieldy_tools::{Workspace, WorkspaceError, file_tools};

@@ -32,8 +32,8 @@ pub struct EventLog {
 
 /// Starts to write a line of `tracing` for each of the executor's events.
 ///
-/// The start and the success of a call are logged at `info`, its arguments at `debug`, its progress and output at
-/// `trace`; failures, timeouts and refusals at `warn`, failures of the engine or a sandbox at `error`. A separate task writes the lines and slows no call. If it cannot
+/// The start and the success of a call are logged at `info`, its arguments and the recorded part of its result at
+/// `debug`, its progress and output at `trace`; failures, timeouts and refusals at `warn`, failures of the engine or a sandbox at `error`. A separate task writes the lines and slows no call. If it cannot
 /// keep up, a line says how many events it missed.
 ///
 /// # Panics
@@ -107,7 +107,12 @@ macro_rules! end {
 
 fn write(seen: &Seen) {
     match seen {
-        Seen::Event(event) => write_event(event),
+        Seen::Event(event) => {
+            if let Some(recorded) = event.body.closing().and_then(|closing| closing.recorded.as_ref()) {
+                line!(DEBUG, "wieldy::call", event, "call answered", result = recorded.json.as_str());
+            }
+            write_event(event);
+        }
         Seen::Missed(count) => {
             tracing::warn!(target: "wieldy::missed", count, "events came too fast to be logged");
         }

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use wieldy::{
-    Backoff, BreakerPolicy, ExecutorBuilder, Level, Limits, NativeOptions, Per, RateKind, ResourceLimits, RetryPolicy,
+    Backoff, BreakerPolicy, ExecutorBuilder, Level, Limits, NativeOptions, Per, RateKind, ResourceLimits,
+    ResultRecording, RetryPolicy,
 };
 use wieldy_mcp::server::ServerOptions;
 
@@ -177,6 +178,13 @@ section! {
         durability: FileDurability,
         keep_days: Whole<0, 36_500>,
         keep_bytes: BytesOrNone,
+        results: ResultRecording,
+        results_keep_days: Whole<0, 36_500>,
+        tools: BTreeMap<String, FileHistoryTool>,
+    }
+    /// The recording of the results of one tool.
+    FileHistoryTool {
+        results: ResultRecording,
     }
     /// The variables of this process's environment that programs get.
     FileShell {

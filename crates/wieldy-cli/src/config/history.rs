@@ -1,10 +1,11 @@
 //! The section `history`: the address, the durability and the retention of records.
 
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use wieldy::{Address, Durability};
+use wieldy::{Address, Durability, ResultRecording, Retention};
 
 use super::file::FileHistory;
 use super::value::Whole;
@@ -21,6 +22,18 @@ pub(crate) struct HistoryConfig {
     pub(crate) age_max: Option<Duration>,
     /// The maximal size of the history in bytes; `None` means no limit.
     pub(crate) bytes_max: Option<u64>,
+    /// How much of results is recorded, and of the results of single tools.
+    pub(crate) results: ResultRecording,
+    pub(crate) results_of_tools: HashMap<String, ResultRecording>,
+    /// The maximal age of recorded results; `None` means that of records.
+    pub(crate) results_age_max: Option<Duration>,
+}
+
+impl HistoryConfig {
+    /// Returns the limits of the history.
+    pub(crate) fn retention(&self) -> Retention {
+        Retention { age_max: self.age_max, bytes_max: self.bytes_max, results_age_max: self.results_age_max }
+    }
 }
 
 /// The durability: which calls wait for their records to be on disk.
@@ -40,6 +53,9 @@ impl FileHistory {
             durability: Some(FileDurability::Effects),
             keep_days: Some(Whole(0)),
             keep_bytes: Some(Whole(0)),
+            results: Some(ResultRecording::Head),
+            results_keep_days: Some(Whole(0)),
+            tools: Some(BTreeMap::new()),
         }
     }
 }
@@ -54,7 +70,7 @@ impl HistoryConfig {
             "" => Some(Address::Sqlite(state.join("history.db"))),
             url => Some(address(url)?),
         };
-        let days = file.keep_days.expect(SET).0;
+        let age = |days: u64| (days > 0).then(|| Duration::from_secs(days * 24 * 60 * 60));
         let bytes = file.keep_bytes.expect(SET).0;
         Ok(Self {
             address,
@@ -64,8 +80,16 @@ impl HistoryConfig {
                 FileDurability::Effects => Durability::Effects,
                 FileDurability::Relaxed => Durability::Relaxed,
             },
-            age_max: (days > 0).then(|| Duration::from_secs(days * 24 * 60 * 60)),
+            age_max: age(file.keep_days.expect(SET).0),
             bytes_max: (bytes > 0).then_some(bytes),
+            results: file.results.expect(SET),
+            results_of_tools: file
+                .tools
+                .expect(SET)
+                .into_iter()
+                .filter_map(|(name, tool)| Some((name, tool.results?)))
+                .collect(),
+            results_age_max: age(file.results_keep_days.expect(SET).0),
         })
     }
 }

@@ -75,6 +75,7 @@ fn the_template_has_every_key_with_its_default() {
                     "timeouts.tools",
                     "resources.max",
                     "resources.tools",
+                    "history.tools",
                 ]
                 .contains(&key.as_str())
         })

@@ -41,6 +41,9 @@ fn every_value_is_shown_with_its_origin() {
     history.durability = "effects"  # default
     history.keep-bytes = 0  # default
     history.keep-days = 0  # default
+    history.results = "head"  # default
+    history.results-keep-days = 0  # default
+    history.tools = {}  # default
     history.url = ""  # default
     isolation = "none"  # flag --set
     limits.batch-calls-max = 100  # default

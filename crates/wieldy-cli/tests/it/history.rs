@@ -111,7 +111,7 @@ fn the_json_of_a_list_has_the_documented_form() {
                     "execution_id": "[id]", "tool": "Read", "status": "failed", "parameters": {"path": "missing.txt"},
                     "error_code": "E3302", "error_message": "there is no `missing.txt`",
                     "started_at": "[time]", "completed_at": "[time]", "duration_ms": "[ms]", "output_bytes": 0,
-                    "attempts": 1, "agent": "ada", "tenant": null, "session": null, "user": crate::callers::account(),
+                    "result_bytes": null, "attempts": 1, "agent": "ada", "tenant": null, "session": null, "user": crate::callers::account(),
                     "workspace": "[folder]", "provider": "builtin", "batch": null,
                     "sandbox": null, "usage": null, "metadata": {"task": true},
                 },
@@ -119,7 +119,7 @@ fn the_json_of_a_list_has_the_documented_form() {
                     "execution_id": "[id]", "tool": "Read", "status": "success", "parameters": {"path": "a.txt"},
                     "error_code": null, "error_message": null,
                     "started_at": "[time]", "completed_at": "[time]", "duration_ms": "[ms]", "output_bytes": 4,
-                    "attempts": 1, "agent": "local", "tenant": null, "session": "s1", "user": crate::callers::account(),
+                    "result_bytes": 16, "attempts": 1, "agent": "local", "tenant": null, "session": "s1", "user": crate::callers::account(),
                     "workspace": "[folder]", "provider": "builtin", "batch": null,
                     "sandbox": null, "usage": null, "metadata": {"task": true},
                 },
@@ -229,6 +229,46 @@ fn a_traceback_is_shown_without_secrets_where_a_failed_call_is_looked_at() {
 }
 
 // Shows: E5.1
+#[test]
+fn answers_are_recorded_as_the_configuration_and_the_tool_say() {
+    let world = World::new().file(".wieldy/tools/said.toml", SAYING_TOOLS);
+    let recorded = |tool: &str, settings: &[&str]| {
+        let called = [&["call", tool, "--isolation", "none", "--json"], settings].concat();
+        let id = world.json(&called)["execution_id"].as_str().unwrap().to_owned();
+        let shown = world.json(&["history", "show", &id, "--json"]);
+        let text = shown["execution"]["result"]["text"].as_str().map(str::to_owned);
+        assert_eq!(
+            world.run(&["history", "show", &id]).contains("\n\nanswered\n  1\n  2\n"),
+            text.is_some(),
+            "{shown}"
+        );
+        text
+    };
+    let whole: String = (1..=2000).map(|number| format!("{number}\n")).collect();
+    let head = recorded("loud", &[]).unwrap();
+    assert!(head.starts_with("1\n2\n") && head.ends_with("1999\n2000\n") && head.len() <= 4096, "{head}");
+    assert!(head.contains(" of 8893 bytes left out …"), "{head}");
+    assert_eq!(recorded("loud", &["--set", "history.results=whole"]), Some(whole));
+    assert_eq!(recorded("loud", &["--set", "history.results=none"]), None);
+    assert_eq!(recorded("loud", &["--set", "history.tools.loud.results=none"]), None);
+    assert_eq!(recorded("quiet", &["--set", "history.results=whole"]), None, "its definition says so");
+    assert_eq!(recorded("quiet", &["--set", "history.tools.quiet.results=whole"]), None);
+    assert!(world.run(&["audit", "verify"]).starts_with("exit: 0\n"));
+}
+
+const SAYING_TOOLS: &str = r#"
+[[tool]]
+name = "loud"
+description = "Counts"
+command = ["seq", "2000"]
+
+[[tool]]
+name = "quiet"
+description = "Counts in private"
+command = ["seq", "2000"]
+results = "none"
+"#;
+
 #[test]
 fn calls_are_found_by_the_provider_of_their_tool() {
     let world = World::new().file("fail.sh", FAIL).file(".wieldy/tools/login.toml", LOGIN_TOOL);
@@ -358,24 +398,24 @@ fn statistics_count_by_tool_and_day() {
     insta::assert_snapshot!(told(&world, &["history", "stats"]), @"
     exit: 0
     ----- stdout -----
-    TOOL  CALLS  ERRORS  P50  P95  P99  SIZE
-    NoSuchTool  1  100 %  [took]  [took]  [took]  0 B  ████████
-    Read  2  50 %  [took]  [took]  [took]  4 B  ████████████████
-    Write  1  0 %  [took]  [took]  [took]  28 B  ████████
+    TOOL  CALLS  ERRORS  P50  P95  P99  SIZE  KEPT
+    NoSuchTool  1  100 %  [took]  [took]  [took]  0 B  0 B  ████████
+    Read  2  50 %  [took]  [took]  [took]  4 B  16 B  ████████████████
+    Write  1  0 %  [took]  [took]  [took]  28 B  39 B  ████████
 
     ----- stderr -----
     ");
     insta::assert_snapshot!(told(&world, &["history", "stats", "--by", "tool,day", "--tool", "Write"]), @"
     exit: 0
     ----- stdout -----
-    DAY  TOOL  CALLS  ERRORS  P50  P95  P99  SIZE
-    [day]  Write  1  0 %  [took]  [took]  [took]  28 B  ████████████████
+    DAY  TOOL  CALLS  ERRORS  P50  P95  P99  SIZE  KEPT
+    [day]  Write  1  0 %  [took]  [took]  [took]  28 B  39 B  ████████████████
 
     ----- stderr -----
     ");
     let expected = json!({"stats": [{
         "tool": "Read", "count": 2, "errors": 1, "error_rate": 0.5, "p50_ms": "[ms]", "p95_ms": "[ms]", "p99_ms": "[ms]",
-        "output_bytes": 4, "statuses": {"failed": 1, "success": 1},
+        "output_bytes": 4, "result_bytes": 16, "statuses": {"failed": 1, "success": 1},
     }]});
     assert_eq!(without_chance(json_of(&world, &["history", "stats", "--tool", "Read"])), expected);
     let by_session = json_of(&world, &["history", "stats", "--session", "s1"]);
@@ -673,9 +713,9 @@ fn nothing_runs_where_the_history_cannot_be_used() {
     hint: check that it can be reached and written, and that the disk has free space; `--state DIR` names another folder
     error: cannot use the history `[root]/folder/history.db`: unable to open database file: [root]/folder/history.db
     hint: check that it can be reached and written, and that the disk has free space; `--state DIR` names another folder
-    error[E3111]: nothing was run, because calls cannot be recorded: the history has schema version 99, and this program supports versions up to 5
+    error[E3111]: nothing was run, because calls cannot be recorded: the history has schema version 99, and this program supports versions up to 7
     hint: use the version of wieldy that wrote it, or a newer one; `--state DIR` names another folder
-    error: the history has schema version 99, and this program supports versions up to 5
+    error: the history has schema version 99, and this program supports versions up to 7
     hint: use the version of wieldy that wrote it, or a newer one; `--state DIR` names another folder
     ");
 }

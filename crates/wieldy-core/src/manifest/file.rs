@@ -56,12 +56,20 @@ pub(super) struct FileTool {
     retry_backoff: Option<Backoff>,
     #[serde(default)]
     sensitive: Vec<String>,
+    results: Option<FileResults>,
     reads: Option<Vec<String>>,
     writes: Option<Vec<String>>,
     #[serde(default)]
     aliases: Vec<String>,
     #[serde(default)]
     argument_aliases: BTreeMap<String, String>,
+}
+
+/// What the history stores of the results: a definition may only say `none`.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum FileResults {
+    None,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -210,6 +218,7 @@ impl FileTool {
             retry_delay: self.retry_delay.map(|duration| duration.0),
             backoff: self.retry_backoff,
             sensitive: self.sensitive,
+            private_result: matches!(self.results, Some(FileResults::None)),
             footprint: (self.reads.is_some() || self.writes.is_some())
                 .then(|| Footprint { reads: self.reads.unwrap_or_default(), writes: self.writes.unwrap_or_default() }),
             aliases: self.aliases,

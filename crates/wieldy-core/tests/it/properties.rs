@@ -144,6 +144,7 @@ fn event(token: &str) -> Body {
         sandbox: None,
         error: None,
         answer: None,
+        recorded: None,
     };
     match &token[..1] {
         "p" => Body::CallPending {

@@ -21,11 +21,11 @@ use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Statement};
 
 use self::server::{CONNECT_TIMEOUT, Server, error_text};
-use crate::database::{Database, Dialect, EachRow, Source, TextSearch, Value, one_int};
+use crate::database::{Database, Dialect, EachRow, Source, TextPlace, TextSearch, Value, one_int};
 use crate::error::StoreError;
 use crate::failpoint;
 use crate::hash_chain::Head;
-use crate::migrations::{self, Migration, migration};
+use crate::migrations::{self, Migration, migrations};
 use crate::projection::Changeset;
 
 /// The number of latest records that are scanned for words before the full-text index is used.
@@ -43,14 +43,17 @@ const STATEMENTS_MAX: usize = 64;
 /// The number of the advisory lock for migrations: "wieldy" in ASCII.
 const MIGRATION_LOCK: i64 = 0x7769_656c_6479;
 
-pub(crate) const MIGRATIONS: &[Migration] = &[
-    migration!("postgres/0001_history"),
-    migration!("postgres/0002_answers_tenant"),
-    migration!("postgres/0003_claims_workspace"),
-    migration!("postgres/0004_provider"),
-    migration!("postgres/0005_metadata"),
-    migration!("postgres/0006_sandboxes"),
-];
+pub(crate) const MIGRATIONS: &[Migration] = migrations!(
+    "postgres":
+    "0001_history",
+    "0002_answers_tenant",
+    "0003_claims_workspace",
+    "0004_provider",
+    "0005_metadata",
+    "0006_sandboxes",
+    "0007_results",
+    "0008_result_words",
+);
 
 /// The settings of every session. A server that would lose commits is told not to. The timeouts keep a stuck session
 /// from blocking the others.
@@ -416,7 +419,11 @@ impl Database for Postgres {
         // Words have only letters and digits, so nothing in them is an operator. Each may be the beginning of a word.
         let wanted = values::words(words.text).map(|word| format!("{word}:*")).collect::<Vec<_>>().join(" & ");
         let query = format!("?{first}::text::tsquery");
-        let from = "tool_executions JOIN words USING (id)";
+        let place = words.place.table();
+        let from = match words.place {
+            TextPlace::Calls => "tool_executions JOIN words USING (id)",
+            TextPlace::Results => "tool_executions JOIN result_words USING (id)",
+        };
         // The server cannot know which words are common. Common ones are found by a scan of the latest calls. For the
         // others all calls are collected, because there is no index in this order.
         let last = match words.before {
@@ -424,23 +431,29 @@ impl Database for Postgres {
             None => "(SELECT max(id) FROM tool_executions)".into(),
         };
         // A subquery is evaluated once, and not for every row.
-        let latest = format!("words @@ (SELECT {query}) AND words.id >= {last} - {SCANNED_RECORDS}");
+        let latest = format!("{place}.words @@ (SELECT {query}) AND {place}.id >= {last} - {SCANNED_RECORDS}");
         let latest = Source { from, id: "id", condition: latest };
-        let all = Source { from, id: "id + 0", condition: format!("words @@ {query}") };
+        let all = Source { from, id: "id + 0", condition: format!("{place}.words @@ {query}") };
         Ok((vec![vec![latest], vec![all]], vec![Value::Text(wanted)]))
     }
 
-    fn add_words(&mut self, words: &[(i64, String)]) -> Result<(), StoreError> {
-        let sql = "INSERT INTO words (id, words) VALUES (?1, ?2::text::tsvector)";
+    fn add_words(&mut self, place: TextPlace, words: &[(i64, String)]) -> Result<(), StoreError> {
+        let sql = format!("INSERT INTO {} (id, words) VALUES (?1, ?2::text::tsvector)", place.table());
         words.iter().try_for_each(|(id, text)| {
             let text = Value::Text(values::words(text).collect::<Vec<_>>().join(" "));
-            self.execute(sql, &[(*id).into(), text]).map(drop)
+            self.execute(&sql, &[(*id).into(), text]).map(drop)
         })
     }
 
     fn unindex_words(&mut self, up_to: i64) -> Result<(), StoreError> {
-        let sql = "DELETE FROM words w WHERE id <= ?1 AND NOT EXISTS (SELECT FROM tool_executions e WHERE e.id = w.id)";
-        self.without_time_limits(|this| this.execute(sql, &[up_to.into()]).map(drop))
+        let gone = "id <= ?1 AND NOT EXISTS (SELECT FROM";
+        self.without_time_limits(|this| {
+            for (words, rows) in [("words", "tool_executions"), ("result_words", "results")] {
+                let sql = format!("DELETE FROM {words} w WHERE {gone} {rows} r WHERE r.id = w.id)");
+                this.execute(&sql, &[up_to.into()])?;
+            }
+            Ok(())
+        })
     }
 
     /// Returns the size without the free space within the server's files.
@@ -457,6 +470,8 @@ impl Database for Postgres {
         let rows = "SELECT (2 * (
               (SELECT count(*) FROM events) * (SELECT coalesce(avg(pg_column_size(e.*)), 0) FROM
                 (SELECT * FROM events ORDER BY seq DESC LIMIT 1000) e)
+            + (SELECT count(*) FROM results) * (SELECT coalesce(avg(pg_column_size(r.*)), 0) FROM
+                (SELECT * FROM results ORDER BY id DESC LIMIT 1000) r) / 2
             + (SELECT count(*) FROM tool_executions) * (SELECT coalesce(avg(pg_column_size(t.*)), 0) FROM
                 (SELECT * FROM tool_executions ORDER BY id DESC LIMIT 1000) t)))::bigint";
         let rows = one_int(self, rows, &[])?.unwrap_or_default();
@@ -474,7 +489,7 @@ impl Database for Postgres {
     }
 
     fn release_space(&mut self) -> Result<(), StoreError> {
-        let tables = ["events", "tool_executions", "words", "answers", "heads", "tallies"];
+        let tables = ["events", "tool_executions", "results", "words", "result_words", "answers", "heads", "tallies"];
         self.without_time_limits(|this| {
             tables.iter().try_for_each(|table| this.batch(&format!("VACUUM (ANALYZE) {table}")))
         })

@@ -15,7 +15,7 @@ use crate::claim::RELEASE;
 use crate::database::{Database, Value};
 use crate::error::StoreError;
 use crate::failpoint;
-use crate::hash_chain::Head;
+use crate::hash_chain::{Head, StoredResult};
 use crate::projection::{AnswerChange, CallRow, Changeset};
 
 /// The number of lost races after which a writer locks the trail.
@@ -40,31 +40,38 @@ WITH own AS (
 ), opened AS (
   INSERT INTO tool_executions (id, execution_id, tool_name, parameters_json, status, error_message, error_code,
     started_at, completed_at, duration_ms, output_size_bytes, sandbox_id, agent_id, user_id, batch_id, session_id,
-    tenant_id, attempts, usage_json, metadata_json, workspace, provider, instance)
+    tenant_id, attempts, usage_json, metadata_json, workspace, provider, result_size_bytes, instance)
   SELECT r.*, $1
   FROM unnest($17::bigint[], $18::text[], $19::text[], $20::text[], $21::text[], $22::text[], $23::text[],
     $24::timestamptz[], $25::timestamptz[], $26::double precision[], $27::bigint[], $28::text[], $29::text[], $30::text[],
-    $31::text[], $32::text[], $33::text[], $34::bigint[], $35::text[], $36::text[], $37::text[], $38::text[]) AS r
+    $31::text[], $32::text[], $33::text[], $34::bigint[], $35::text[], $36::text[], $37::text[], $38::text[],
+    $60::bigint[]) AS r
   WHERE EXISTS (SELECT FROM moved)
 ), changed AS (
   UPDATE tool_executions e SET status = r.status, error_message = r.error_message, error_code = r.error_code,
     completed_at = r.completed_at, duration_ms = r.duration_ms, output_size_bytes = r.output_bytes,
-    sandbox_id = r.sandbox, attempts = r.attempts, usage_json = r.usage, metadata_json = r.metadata, instance = $1
+    sandbox_id = r.sandbox, attempts = r.attempts, usage_json = r.usage, metadata_json = r.metadata,
+    result_size_bytes = r.result_bytes, instance = $1
   FROM unnest($39::bigint[], $40::text[], $41::text[], $42::text[], $43::timestamptz[], $44::double precision[],
-    $45::bigint[], $46::text[], $47::bigint[], $48::text[], $49::text[]) AS r (id, status, error_message, error_code,
-    completed_at, duration_ms, output_bytes, sandbox, attempts, usage, metadata)
+    $45::bigint[], $46::text[], $47::bigint[], $48::text[], $49::text[], $61::bigint[]) AS r (id, status, error_message,
+    error_code, completed_at, duration_ms, output_bytes, sandbox, attempts, usage, metadata, result_bytes)
   WHERE e.id = r.id AND EXISTS (SELECT FROM moved)
 ), worded AS (
   INSERT INTO words (id, words)
   SELECT r.id, r.words::tsvector FROM unnest($50::bigint[], $51::text[]) AS r (id, words)
   WHERE EXISTS (SELECT FROM moved)
 ), tallied AS (
-  INSERT INTO tallies AS t (day, tenant_id, agent_id, tool_name, status, bucket, calls, output_bytes)
+  INSERT INTO tallies AS t (day, tenant_id, agent_id, tool_name, status, bucket, calls, output_bytes, result_bytes)
   SELECT r.* FROM unnest($52::bigint[], $53::text[], $54::text[], $55::text[], $56::text[], $57::bigint[],
-    $58::bigint[], $59::bigint[]) AS r
+    $58::bigint[], $59::bigint[], $62::bigint[]) AS r
   WHERE EXISTS (SELECT FROM moved)
   ON CONFLICT (day, tenant_id, agent_id, tool_name, status, bucket)
-  DO UPDATE SET calls = t.calls + excluded.calls, output_bytes = t.output_bytes + excluded.output_bytes
+  DO UPDATE SET calls = t.calls + excluded.calls, output_bytes = t.output_bytes + excluded.output_bytes,
+    result_bytes = t.result_bytes + excluded.result_bytes
+), resulted AS (
+  INSERT INTO results (id, result_json)
+  SELECT r.* FROM unnest($63::bigint[], $64::text[]) AS r
+  WHERE EXISTS (SELECT FROM moved)
 )
 SELECT count(*) FROM moved";
 
@@ -265,7 +272,7 @@ struct Columns<'a>(Vec<Box<dyn ToSql + Sync + Send + 'a>>);
 
 impl<'a> Columns<'a> {
     fn of(changeset: &'a Changeset) -> Self {
-        let mut columns = Self(Vec::with_capacity(50));
+        let mut columns = Self(Vec::with_capacity(56));
         let events = &changeset.events;
         columns.add(events, |row| row.seq);
         columns.add(events, |row| row.record.instance_seq as i64);
@@ -321,6 +328,11 @@ impl<'a> Columns<'a> {
         columns.add(&histogram, |(key, _)| key.bucket);
         columns.add(&histogram, |(_, counted)| counted.calls);
         columns.add(&histogram, |(_, counted)| counted.output_bytes);
+        columns.add(opened, |row| row.result_bytes);
+        columns.add(changed, |row| row.result_bytes);
+        columns.add(&histogram, |(_, counted)| counted.result_bytes);
+        columns.add(&changeset.results, |(call, _)| *call);
+        columns.add(&changeset.results, |(_, record)| record.result.as_ref().map(StoredResult::json));
         columns
     }
 

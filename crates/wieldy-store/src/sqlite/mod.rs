@@ -16,11 +16,11 @@ use rusqlite::{Connection, OpenFlags, ToSql, TransactionBehavior};
 use checkpoint::Checkpoint;
 use liveness::LivenessLock;
 
-use crate::database::{Database, Dialect, EachRow, Row, Source, SyncMode, TextSearch, Value, one_int};
+use crate::database::{Database, Dialect, EachRow, Row, Source, SyncMode, TextPlace, TextSearch, Value, one_int};
 use crate::error::StoreError;
 use crate::failpoint;
 use crate::hash_chain::Head;
-use crate::migrations::{self, Migration, migration};
+use crate::migrations::{self, Migration, migrations};
 use crate::projection::Changeset;
 use crate::wal::{OrphanedWal, Wal};
 
@@ -29,14 +29,17 @@ const BUSY_TIMEOUT: Duration = Duration::from_secs(2);
 /// The application id in the header of the file: "wldy".
 const APPLICATION_ID: i32 = 0x776c_6479;
 
-pub(crate) const MIGRATIONS: &[Migration] = &[
-    migration!("sqlite/0001_history"),
-    migration!("sqlite/0002_answers_tenant"),
-    migration!("sqlite/0003_claims_workspace"),
-    migration!("sqlite/0004_provider"),
-    migration!("sqlite/0005_metadata"),
-    migration!("sqlite/0006_sandboxes"),
-];
+pub(crate) const MIGRATIONS: &[Migration] = migrations!(
+    "sqlite":
+    "0001_history",
+    "0002_answers_tenant",
+    "0003_claims_workspace",
+    "0004_provider",
+    "0005_metadata",
+    "0006_sandboxes",
+    "0007_results",
+    "0008_result_words",
+);
 
 /// The calls that closed within a part of the trail; the query adds which part.
 const CLOSED_CALLS: &str = "SELECT execution FROM events WHERE name IN
@@ -312,6 +315,16 @@ impl Database for Sqlite {
         first: usize,
     ) -> Result<(Vec<Vec<Source>>, Vec<Value>), StoreError> {
         let text = Value::from(words.text);
+        if words.place == TextPlace::Results {
+            let wanted = search::match_expression(&self.connection, words)
+                .map_err(|error| store_error("cannot read the history", &error))?;
+            let indexed = Source {
+                from: "result_words CROSS JOIN tool_executions ON id = result_words.rowid",
+                id: "result_words.rowid",
+                condition: format!("result_words MATCH ?{first}"),
+            };
+            return Ok((vec![vec![indexed]], vec![Value::Text(wanted)]));
+        }
         let scanned = |condition: String| Source { from: "tool_executions", id: "id", condition };
         if words.is_narrow {
             let condition = format!("completed_at IS NOT NULL AND has_words(?{first}, {CALL_TEXT})");
@@ -353,17 +366,17 @@ impl Database for Sqlite {
         Ok(left)
     }
 
-    fn add_words(&mut self, words: &[(i64, String)]) -> Result<(), StoreError> {
-        for (id, text) in words {
-            self.execute("INSERT INTO words (rowid, text) VALUES (?1, ?2)", &[(*id).into(), text.as_str().into()])?;
-        }
-        Ok(())
+    fn add_words(&mut self, place: TextPlace, words: &[(i64, String)]) -> Result<(), StoreError> {
+        let sql = format!("INSERT INTO {} (rowid, text) VALUES (?1, ?2)", place.table());
+        words.iter().try_for_each(|(id, text)| self.execute(&sql, &[(*id).into(), text.as_str().into()]).map(drop))
     }
 
     fn unindex_words(&mut self, up_to: i64) -> Result<(), StoreError> {
-        let sql =
-            "DELETE FROM words WHERE rowid <= ?1 AND rowid NOT IN (SELECT id FROM tool_executions WHERE id <= ?1)";
-        self.execute(sql, &[up_to.into()]).map(drop)
+        for (words, rows) in [("words", "tool_executions"), ("result_words", "results")] {
+            let gone = format!("rowid <= ?1 AND rowid NOT IN (SELECT id FROM {rows} WHERE id <= ?1)");
+            self.execute(&format!("DELETE FROM {words} WHERE {gone}"), &[up_to.into()])?;
+        }
+        Ok(())
     }
 
     fn size(&mut self) -> Result<u64, StoreError> {

@@ -4,7 +4,7 @@
 use rusqlite::functions::FunctionFlags;
 use rusqlite::{Connection, OptionalExtension};
 
-use crate::database::TextSearch;
+use crate::database::{TextPlace, TextSearch};
 
 /// Maximum number of words that replace a prefix. Beyond that, collecting all their calls is faster.
 const EXPANSIONS_MAX: usize = 128;
@@ -34,7 +34,7 @@ fn lowercase_words(text: &str) -> Vec<String> {
 pub(super) fn match_expression(connection: &Connection, words: &TextSearch<'_>) -> rusqlite::Result<String> {
     let mut wanted = Vec::new();
     for word in words_of(words.text) {
-        wanted.push(match words_with_prefix(connection, word)? {
+        wanted.push(match words_with_prefix(connection, words.place, word)? {
             Some(whole) if !whole.is_empty() => format!("(\"{}\")", whole.join("\" OR \"")),
             Some(_) => return Ok("\"\"".into()),
             None => format!("\"{word}\"*"),
@@ -43,19 +43,24 @@ pub(super) fn match_expression(connection: &Connection, words: &TextSearch<'_>) 
     if wanted.is_empty() {
         return Ok("\"\"".into()); // punctuation is in no word
     }
-    wanted.extend(words_of(words.tool.unwrap_or_default()).map(|word| format!("\"{word}\"")));
+    // The name of the tool is not in its results.
+    let tool = words.tool.filter(|_| words.place == TextPlace::Calls);
+    wanted.extend(words_of(tool.unwrap_or_default()).map(|word| format!("\"{word}\"")));
     Ok(wanted.join(" AND "))
 }
 
 /// Returns the indexed words that begin with `word`, unless there are many.
-fn words_with_prefix(connection: &Connection, word: &str) -> rusqlite::Result<Option<Vec<String>>> {
+fn words_with_prefix(connection: &Connection, place: TextPlace, word: &str) -> rusqlite::Result<Option<Vec<String>>> {
     // SQLite's own rules apply to letters outside of ASCII.
     if !word.is_ascii() {
         return Ok(None);
     }
     let word = word.to_ascii_lowercase();
-    connection.execute_batch("CREATE VIRTUAL TABLE IF NOT EXISTS temp.terms USING fts5vocab(main, words, instance)")?;
-    let mut next = connection.prepare_cached("SELECT term FROM terms WHERE term >= ?1 LIMIT 1")?;
+    let words = place.table();
+    connection.execute_batch(&format!(
+        "CREATE VIRTUAL TABLE IF NOT EXISTS temp.{words}_terms USING fts5vocab(main, {words}, instance)"
+    ))?;
+    let mut next = connection.prepare_cached(&format!("SELECT term FROM {words}_terms WHERE term >= ?1 LIMIT 1"))?;
     let (mut found, mut from) = (Vec::new(), word.clone());
     while let Some(term) = next.query_row([&from], |row| row.get::<_, String>(0)).optional()?
         && term.starts_with(&word)

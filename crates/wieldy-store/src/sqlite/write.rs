@@ -8,7 +8,7 @@ use crate::audit::from_hex;
 use crate::claim::RELEASE;
 use crate::error::StoreError;
 use crate::failpoint;
-use crate::hash_chain::Head;
+use crate::hash_chain::{Head, StoredResult};
 use crate::projection::{AnswerChange, CallRow, Changeset};
 
 pub(super) fn write(
@@ -47,6 +47,10 @@ fn put(transaction: &Transaction<'_>, instance: i64, changeset: &Changeset) -> r
         let (sql, values) = change.statement(instance);
         transaction.prepare_cached(sql)?.execute(params_from_iter(&values))?;
     }
+    let mut result = transaction.prepare_cached("INSERT INTO results (id, result_json) VALUES (?1, ?2)")?;
+    for (call, record) in &changeset.results {
+        result.execute(params![call, record.result.as_ref().map(StoredResult::json)])?;
+    }
     changeset.answers.iter().try_for_each(|change| put_answer(transaction, change))?;
     for (key, execution) in &changeset.released {
         transaction.prepare_cached(RELEASE)?.execute([key, execution])?;
@@ -81,14 +85,14 @@ fn put_calls(transaction: &Transaction<'_>, instance: i64, changeset: &Changeset
     let mut opened = transaction.prepare_cached(
         "INSERT INTO tool_executions (id, execution_id, tool_name, parameters_json, status, error_message, error_code,
            started_at, completed_at, duration_ms, output_size_bytes, sandbox_id, agent_id, user_id, batch_id, session_id,
-           tenant_id, attempts, usage_json, metadata_json, workspace, provider, instance)
+           tenant_id, attempts, usage_json, metadata_json, workspace, provider, instance, result_size_bytes)
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22,
-           ?23)",
+           ?23, ?24)",
     )?;
     for row in &changeset.opened {
         let CallRow { id, execution_id, tool, parameters, status, error_message, error_code, .. } = row;
         let CallRow { started_at, completed_at, duration_ms, output_bytes, sandbox, agent, user, batch, .. } = row;
-        let CallRow { session, tenant, attempts, usage, metadata, workspace, provider, .. } = row;
+        let CallRow { session, tenant, attempts, usage, metadata, workspace, provider, result_bytes, .. } = row;
         opened.execute(params![
             id,
             execution_id,
@@ -113,16 +117,18 @@ fn put_calls(transaction: &Transaction<'_>, instance: i64, changeset: &Changeset
             workspace,
             provider,
             instance,
+            result_bytes,
         ])?;
     }
     let mut changed = transaction.prepare_cached(
         "UPDATE tool_executions SET status = ?2, error_message = ?3, error_code = ?4, completed_at = ?5, duration_ms = ?6,
-           output_size_bytes = ?7, sandbox_id = ?8, attempts = ?9, usage_json = ?10, metadata_json = ?11, instance = ?12
+           output_size_bytes = ?7, sandbox_id = ?8, attempts = ?9, usage_json = ?10, metadata_json = ?11, instance = ?12,
+           result_size_bytes = ?13
          WHERE id = ?1",
     )?;
     for row in &changeset.changed {
         let CallRow { id, status, error_message, error_code, completed_at, duration_ms, output_bytes, .. } = row;
-        let CallRow { sandbox, attempts, usage, metadata, .. } = row;
+        let CallRow { sandbox, attempts, usage, metadata, result_bytes, .. } = row;
         changed.execute(params![
             id,
             status,
@@ -136,6 +142,7 @@ fn put_calls(transaction: &Transaction<'_>, instance: i64, changeset: &Changeset
             usage,
             metadata,
             instance,
+            result_bytes,
         ])?;
     }
     Ok(())
@@ -143,9 +150,10 @@ fn put_calls(transaction: &Transaction<'_>, instance: i64, changeset: &Changeset
 
 fn put_histogram(transaction: &Transaction<'_>, changeset: &Changeset) -> rusqlite::Result<()> {
     let mut bucket = transaction.prepare_cached(
-        "INSERT INTO tallies (day, tenant_id, agent_id, tool_name, status, bucket, calls, output_bytes)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
-         ON CONFLICT DO UPDATE SET calls = calls + excluded.calls, output_bytes = output_bytes + excluded.output_bytes",
+        "INSERT INTO tallies (day, tenant_id, agent_id, tool_name, status, bucket, calls, output_bytes, result_bytes)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
+         ON CONFLICT DO UPDATE SET calls = calls + excluded.calls, output_bytes = output_bytes + excluded.output_bytes,
+           result_bytes = result_bytes + excluded.result_bytes",
     )?;
     for (key, counted) in &changeset.histogram {
         let (tenant, agent, tool) = (&key.tenant, &key.agent, &key.tool);
@@ -157,7 +165,8 @@ fn put_histogram(transaction: &Transaction<'_>, changeset: &Changeset) -> rusqli
             key.status,
             key.bucket,
             counted.calls,
-            counted.output_bytes
+            counted.output_bytes,
+            counted.result_bytes,
         ])?;
     }
     Ok(())

@@ -117,7 +117,7 @@ async fn verification_succeeds_while_others_write_and_drop(history: TestHistory)
     }
     let (mut pruned, mut last_seq) = (0, 0);
     while pruned < 5 || last_seq < 4_000 {
-        let old = Retention { age_max: Some(Duration::from_millis(200)), bytes_max: None };
+        let old = Retention { age_max: Some(Duration::from_millis(200)), ..Retention::default() };
         let (store, options) = (history.store(), history.options());
         let dropping = tokio::task::spawn_blocking(move || store.prune(&old, &options).unwrap().records);
         let store = history.store();

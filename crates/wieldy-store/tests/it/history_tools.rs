@@ -84,6 +84,10 @@ async fn an_agent_finds_only_calls_of_its_own_user_and_workspace() {
         for user in users {
             let all = asked(&executor, "history_search", json!({"tool": "look"}), &by(user)).await;
             assert_eq!(things(&all), [&json!([history, user])]);
+            let in_results = json!({"tool": "look", "text": "thing", "in": "results"});
+            let by_result = asked(&executor, "history_search", in_results, &by(user)).await;
+            assert_eq!(things(&by_result), [&json!([history, user])]);
+            assert_eq!(by_result["results"]["waiting"], 0);
             let stats = asked(&executor, "history_stats", json!({"tool": "look"}), &by(user)).await;
             assert_eq!(stats["stats"][0]["count"], 1);
         }

@@ -218,6 +218,7 @@ const FAILPOINTS: &[(&str, &str, &[u32])] = &[
     ("checkpoint.done", "fill", &[1, 2]),
     ("upkeep.recorded", "prune", &[1, 2]),
     ("upkeep.dropped", "prune", &[1, 2]),
+    ("upkeep.results_recorded", "prune", &[1]),
     ("filing.signed", "prune", &[1, 2, 3]),
     ("filing.ending", "prune", &[1, 2]),
 ];

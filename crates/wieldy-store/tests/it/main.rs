@@ -22,6 +22,7 @@ mod metadata;
 mod outage;
 mod paths;
 mod recovery;
+mod results;
 mod retention;
 mod round_trip;
 mod sandboxes;

@@ -102,7 +102,7 @@ async fn entries_go_with_their_calls(history: TestHistory) {
     }
     living.journal.flush().await.unwrap();
     drop(living);
-    let everything = Retention { age_max: Some(Duration::ZERO), bytes_max: None };
+    let everything = Retention { age_max: Some(Duration::ZERO), ..Retention::default() };
     history.store().prune(&everything, &history.options()).unwrap();
     assert_eq!(found(&history, &with(&[("run", "5")])), [0; 0]);
     let left = history.sql("SELECT entry, execution FROM metadata_entries");

@@ -44,7 +44,7 @@ async fn dropped_records_are_recorded_and_the_rest_verifies(history: TestHistory
     write(&first, 5).await;
     first.journal.flush().await.unwrap();
     let store = history.store();
-    let everything = Retention { age_max: Some(Duration::ZERO), bytes_max: None };
+    let everything = Retention { age_max: Some(Duration::ZERO), ..Retention::default() };
     let would = store.prunable(&everything).unwrap();
     assert_eq!((would.records, would.executions, would.up_to_seq), (91, 30, 91), "one of opening, 30 calls of three");
     let pruned = store.prune(&everything, &history.options()).unwrap();
@@ -60,8 +60,8 @@ async fn dropped_records_are_recorded_and_the_rest_verifies(history: TestHistory
     first.executor.wait(open, &Caller::local()).await.unwrap();
     first.journal.flush().await.unwrap();
     drop(first);
-    let nothing =
-        store.prune(&Retention { age_max: Some(Duration::from_secs(3600)), bytes_max: None }, &history.options());
+    let nothing = store
+        .prune(&Retention { age_max: Some(Duration::from_secs(3600)), ..Retention::default() }, &history.options());
     assert_eq!(nothing.unwrap().records, 0);
     // After a second round, the trail is only about itself.
     store.prune(&everything, &history.options()).unwrap();
@@ -80,7 +80,8 @@ async fn a_history_that_is_too_large_loses_its_oldest_records(history: TestHisto
     drop(first);
     let store = history.store();
     let bytes_max = store.prunable(&Retention::default()).unwrap().bytes / 2;
-    let pruned = store.prune(&Retention { age_max: None, bytes_max: Some(bytes_max) }, &history.options()).unwrap();
+    let pruned =
+        store.prune(&Retention { bytes_max: Some(bytes_max), ..Retention::default() }, &history.options()).unwrap();
     assert!(pruned.executions > 90 && pruned.executions < 150, "{pruned:?}");
     assert!(pruned.bytes <= bytes_max, "{pruned:?} {bytes_max}");
     history.check();
@@ -99,7 +100,8 @@ async fn a_history_meets_its_size_limit_with_records_of_any_sizes(history: TestH
     let before = store.prunable(&Retention::default()).unwrap().bytes;
     for part in [2, 4, 8] {
         let bytes_max = before / part;
-        let pruned = store.prune(&Retention { age_max: None, bytes_max: Some(bytes_max) }, &history.options()).unwrap();
+        let pruned =
+            store.prune(&Retention { bytes_max: Some(bytes_max), ..Retention::default() }, &history.options()).unwrap();
         assert!(pruned.bytes <= bytes_max, "1/{part} of {before}: {pruned:?}");
         assert_eq!(store.extent().unwrap().1, pruned.bytes);
         assert!(!store.search(&Query::default(), 9).unwrap().executions.is_empty(), "no more is dropped than must be");
@@ -115,7 +117,7 @@ async fn open_calls_keep_their_records_beyond_the_limit(history: TestHistory) {
         first.executor.call(Call::new("write", json!({ "n": n, "text": "x".repeat(20_000) }))).await;
     }
     first.journal.flush().await.unwrap();
-    let small = Retention { age_max: None, bytes_max: Some(1_000) };
+    let small = Retention { bytes_max: Some(1_000), ..Retention::default() };
     let pruned = history.store().prune(&small, &history.options()).unwrap();
     assert_eq!((pruned.executions, pruned.bytes > 1_000), (10, true), "{pruned:?}");
     assert_eq!(history.store().search(&Query::default(), 99).unwrap().executions.len(), 31);
@@ -219,7 +221,7 @@ async fn an_executor_keeps_the_history_in_bounds_by_itself(history: TestHistory)
     drop(first);
     assert_eq!(history.check().records, 1202);
     // A short-lived executor drops records when it ends.
-    let retention = Retention { age_max: Some(Duration::ZERO), bytes_max: None };
+    let retention = Retention { age_max: Some(Duration::ZERO), ..Retention::default() };
     let options = wieldy_store::JournalOptions { retention, ..history.options() };
     let (tool, _) = Puppet::new(ToolSpec::new("write", ""), [Act::Echo]);
     let second = history.executor_with([tool], &options, |_| {});
@@ -244,7 +246,7 @@ async fn the_row_of_a_call_whose_opening_was_dropped_is_still_compared(history: 
     drop(first);
     let store = history.store();
     // About half of the history is dropped: the long call began before the cut and ended after it.
-    let half = Retention { age_max: Some(half_way.elapsed()), bytes_max: None };
+    let half = Retention { age_max: Some(half_way.elapsed()), ..Retention::default() };
     let pruned = store.prune(&half, &history.options()).unwrap();
     let (call, events) = store.show(long).unwrap().unwrap();
     assert_eq!((call.status.as_str(), events[0].seq > pruned.up_to_seq), ("cancelled", true), "{pruned:?}");
@@ -285,7 +287,7 @@ async fn a_key_outlives_its_dropped_call(history: TestHistory) {
     write(&first, 5).await;
     first.journal.flush().await.unwrap();
     drop(first);
-    let everything = Retention { age_max: Some(Duration::ZERO), bytes_max: None };
+    let everything = Retention { age_max: Some(Duration::ZERO), ..Retention::default() };
     history.store().prune(&everything, &history.options()).unwrap();
     assert_eq!(history.store().search(&Query::default(), 9).unwrap().executions.len(), 0);
     let next = living(&history);
@@ -308,7 +310,7 @@ async fn a_clock_that_was_wrong_for_a_while_drops_no_young_records(history: Test
     // Half of it was written while the clock said 1970.
     let then = if history.is_postgres() { "to_timestamp(0)" } else { "0" };
     history.sql(&format!("UPDATE events SET at = {then} WHERE seq > 5"));
-    let month = Retention { age_max: Some(Duration::from_secs(30 * 86_400)), bytes_max: None };
+    let month = Retention { age_max: Some(Duration::from_secs(30 * 86_400)), ..Retention::default() };
     assert_eq!(history.store().prunable(&month).unwrap().records, 0, "the first five are young");
     history.sql(&format!("UPDATE events SET at = {then} WHERE seq <= 3"));
     assert_eq!(history.store().prunable(&month).unwrap().records, 3);
@@ -338,7 +340,7 @@ async fn a_clock_that_is_far_ahead_loses_nothing(history: TestHistory) {
         }
     };
     shift("-");
-    let month = Retention { age_max: Some(Duration::from_secs(30 * 86_400)), bytes_max: None };
+    let month = Retention { age_max: Some(Duration::from_secs(30 * 86_400)), ..Retention::default() };
     let options = wieldy_store::JournalOptions { retention: month, ..history.options() };
     for _ in 0..2 {
         let ahead = history.executor_with([Puppet::writing("write", Act::Echo)], &options, |_| {});
@@ -363,7 +365,7 @@ async fn dropping_without_the_key_is_detected() {
     write(&first, 10).await;
     first.journal.flush().await.unwrap();
     drop(first);
-    let everything = Retention { age_max: Some(Duration::ZERO), bytes_max: None };
+    let everything = Retention { age_max: Some(Duration::ZERO), ..Retention::default() };
     // The attacker has the database and the program, but not the key.
     let keyless = wieldy_store::JournalOptions { key: None, ..history.options() };
     let signed = rusqlite::Connection::open(history.folder.path().join("history.db")).unwrap();

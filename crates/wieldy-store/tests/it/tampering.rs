@@ -189,7 +189,7 @@ async fn the_histogram_is_compared_with_the_trail(history: TestHistory) {
         "UPDATE tallies SET output_bytes = output_bytes + 1 WHERE tool_name = 'read'",
         "UPDATE tallies SET tool_name = 'reed' WHERE tool_name = 'read'",
         "DELETE FROM tallies WHERE tool_name = 'missing'",
-        "INSERT INTO tallies SELECT day - 1, tenant_id, agent_id, tool_name, status, bucket, calls, output_bytes FROM tallies
+        "INSERT INTO tallies SELECT day - 1, tenant_id, agent_id, tool_name, status, bucket, calls, output_bytes, result_bytes FROM tallies
            WHERE tool_name = 'missing'",
     ] {
         assert_eq!(problem_after(history.another(), change).await, wrong, "{change}");

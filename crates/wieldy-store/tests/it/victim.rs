@@ -232,7 +232,8 @@ fn victim() {
         (PathBuf::from(told("WIELDY_VICTIM_FOLDER")), told("WIELDY_VICTIM_DOES"), told("WIELDY_VICTIM_DURABILITY"));
     let keys = lines(&folder.join("keys"));
     let store = Store::open(&address.parse::<Address>().unwrap()).unwrap();
-    let everything = Retention { age_max: Some(Duration::ZERO), bytes_max: None };
+    let everything = Retention { age_max: Some(Duration::ZERO), ..Retention::default() };
+    let results = Retention { results_age_max: Some(Duration::ZERO), ..Retention::default() };
     let mut options =
         JournalOptions { key: Some(folder.join("audit.key")), resumes: true, ..JournalOptions::default() };
     if does == "prune" {
@@ -270,6 +271,7 @@ fn victim() {
             "prune" => {
                 life.work("a", 30).await;
                 journal.flush().await.unwrap();
+                store.prune(&results, &options).unwrap();
                 store.prune(&everything, &options).unwrap();
                 life.work("b", 30).await;
             }

@@ -87,6 +87,25 @@ async fn each_step_has_a_line_of_its_level_and_target() {
     assert!(targets.into_iter().all(|target| LOG_TARGETS.contains(&target.as_str())));
 }
 
+#[tokio::test]
+async fn what_the_history_stores_of_an_answer_is_logged_for_debugging() {
+    let (logged, _guard) = Logged::collect();
+    let folder = tempfile::tempdir().unwrap();
+    let store = wieldy::Store::open(&wieldy::Address::Sqlite(folder.path().join("history.db"))).unwrap();
+    let spec = ToolSpec::new("t", "").read_only();
+    let mut builder =
+        Executor::builder().tool(wieldy::tool(spec, async |_: Value, _run| Ok(Outcome::text("hunter2!"))));
+    builder.journal = Arc::new(store.journal(&wieldy::JournalOptions::default()).unwrap());
+    let executor = builder.build().unwrap();
+    let log = log_events(&executor);
+    executor.call(Call::new("t", json!({"password": "hunter2"}))).await;
+    log.finish().await;
+    let objects = logged.objects();
+    let lines: Vec<_> = objects.iter().filter(|line| line["message"] == "call answered").collect();
+    let [line] = lines[..] else { panic!("{objects:?}") };
+    assert_eq!((&line["level"], &line["result"]), (&json!("DEBUG"), &json!(r#"{"text":"[redacted]!"}"#)));
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_log_that_cannot_follow_says_how_much_it_missed() {
     let (logged, _guard) = Logged::collect();

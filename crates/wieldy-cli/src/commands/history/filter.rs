@@ -7,7 +7,7 @@ use anyhow::anyhow;
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
-use wieldy::{GroupBy, Query, parse_duration, redact};
+use wieldy::{GroupBy, Query, TextPlace, parse_duration, redact};
 
 use crate::args::FilterArgs;
 use crate::exit::Failure;
@@ -35,6 +35,7 @@ pub(super) fn query(args: &FilterArgs) -> Result<Query, Failure> {
         since: time("--since", &args.since)?,
         until: time("--until", &args.until)?,
         text: args.text.clone(),
+        text_in: TextPlace::Calls,
         metadata: args.metadata.iter().map(|pair| entry(pair)).collect::<Result<_, _>>()?,
         cursor: None,
     })

@@ -78,10 +78,10 @@ pub(super) fn prune(how: &How<'_>, config: &Config, printer: &Printer) -> Result
     let bytes =
         how.larger_than.map(filter::bytes).transpose().map_err(|message| filter::wrong("--larger-than", &message))?;
     let retention = match (age, bytes) {
-        (None, None) => Retention { age_max: config.history.age_max, bytes_max: config.history.bytes_max },
-        (age_max, bytes_max) => Retention { age_max, bytes_max },
+        (None, None) => config.history.retention(),
+        (age_max, bytes_max) => Retention { age_max, bytes_max, ..Retention::default() },
     };
-    if retention.age_max.is_none() && retention.bytes_max.is_none() {
+    if retention == Retention::default() {
         let told = anyhow!("nothing is dropped: neither a flag nor the configuration sets a limit");
         return Err(Failure::usage(told).hint("`--older-than 90d` or `--larger-than 1GB`; see `history.keep-days` too"));
     }
@@ -97,8 +97,11 @@ pub(super) fn prune(how: &How<'_>, config: &Config, printer: &Printer) -> Result
         return Ok(Exit::Success);
     }
     let (would, size) = (if how.dry { "would drop" } else { "dropped" }, human_size(pruned.bytes));
-    printer
-        .tell(&format!("{would} {} records of {} calls; the history takes {size}", pruned.records, pruned.executions));
+    let results = if pruned.results > 0 { format!(" and {} more results", pruned.results) } else { String::new() };
+    printer.tell(&format!(
+        "{would} {} records of {} calls{results}; the history takes {size}",
+        pruned.records, pruned.executions
+    ));
     if let Some(most) = retention.bytes_max.filter(|most| !how.dry && pruned.bytes > *most) {
         let most = human_size(most);
         printer.tell(&format!("that is more than {most}: the rest belongs to open calls or to the tables themselves"));

@@ -45,7 +45,7 @@ fn list(args: &HistoryArgs, config: &Config, printer: &Printer) -> Result<Exit, 
     let query = Query { cursor, ..filter::query(&args.filter)? };
     let page = match existing(config)? {
         Some(store) => store.search(&query, args.limit as usize).map_err(|error| failed(error, config))?,
-        None => Page { executions: Vec::new(), next: None },
+        None => Page { executions: Vec::new(), next: None, results: None },
     };
     if printer.json {
         printer.json(&page)?;

@@ -191,11 +191,12 @@ pub(super) fn stats(stats: &[Stat], width: usize, colours: bool) -> String {
         Column::number("P95", stats.iter().map(|stat| duration(stat.p95_ms))),
         Column::number("P99", stats.iter().map(|stat| duration(stat.p99_ms))),
         Column::number("SIZE", stats.iter().map(|stat| size(stat.output_bytes))),
+        Column::number("KEPT", stats.iter().map(|stat| size(stat.result_bytes))),
         Column::new("", stats.iter().map(|stat| bar(stat.count, most))),
     ]);
     let failed = |row: usize| if stats[row].errors > 0 { Some("31") } else { None };
     table(&columns, width, |row, column| {
-        let colour = if column == first + 1 { failed(row) } else { (column == first + 6).then_some("36") };
+        let colour = if column == first + 1 { failed(row) } else { (column == first + 7).then_some("36") };
         colour.filter(|_| colours)
     })
 }
@@ -264,6 +265,9 @@ pub(super) fn call(call: &Execution, events: &[RecordedEvent], zone: &TimeZone, 
         let lines: Vec<String> = pretty.lines().map(|line| format!("  {}", shown_in_line(line))).collect();
         let _ = writeln!(text, "\narguments\n{}", lines.join("\n"));
     }
+    if let Some(result) = &call.result {
+        text.push_str(&answered(result));
+    }
     if let Some(code) = &call.error_code {
         let message = shown_in_line(call.error_message.as_deref().unwrap_or_default());
         let _ = writeln!(text, "\n{}: {message}", coloured(&format!("error[{}]", shown_in_line(code)), "1;31"));
@@ -281,6 +285,25 @@ pub(super) fn call(call: &Execution, events: &[RecordedEvent], zone: &TimeZone, 
     }
     let lines: Vec<&str> = text.lines().map(str::trim_end).collect();
     lines.join("\n") + "\n"
+}
+
+/// Formats the recorded part of a result. Its artifact is among the facts of the call.
+fn answered(result: &Value) -> String {
+    let indented = |text: &str| text.lines().map(|line| format!("  {}\n", shown_in_line(line))).collect::<String>();
+    let mut text = "\nanswered\n".to_owned();
+    if let Some(answer) = result["text"].as_str() {
+        text += &indented(answer);
+    }
+    match result.get("structured") {
+        Some(Value::String(cut)) => text += &indented(cut),
+        Some(structured) => text += &indented(&serde_json::to_string_pretty(structured).expect("answers are JSON")),
+        None => {}
+    }
+    for block in result["blocks"].as_array().into_iter().flatten() {
+        let kind = block["mimeType"].as_str().or(block["type"].as_str()).unwrap_or_default();
+        text += &format!("  [{}, {}]\n", shown_in_line(kind), size(block["bytes"].as_i64().unwrap_or_default()));
+    }
+    text
 }
 
 /// Formats why a call failed, as far as its error says so: the trace, and the data of an MCP server.
@@ -309,7 +332,8 @@ fn used((name, value): (&String, &Value)) -> String {
 
 /// Formats the facts of an event in one line, without those that the call's own lines or the event's name tell.
 fn what(event: &RecordedEvent) -> String {
-    let left_out = ["arguments", "error", "answer", "keyed", "rerun", "status", "usage", "sandbox", "workspace"];
+    let left_out =
+        ["arguments", "error", "answer", "keyed", "rerun", "status", "usage", "sandbox", "workspace", "result"];
     let left_out = |name: &str| left_out.contains(&name) || ["provider", "elapsed_ms", "metadata"].contains(&name);
     let constant = event_message(&event.name, &event.data);
     let facts = event.data.as_object().into_iter().flatten();
@@ -343,6 +367,11 @@ mod tests {
             completed_at: (status != "running").then(|| "2026-11-16T08:30:01.5Z".parse().unwrap()),
             duration_ms: (status != "running").then_some(1500.0),
             output_bytes: (status != "running").then_some(2048),
+            result_bytes: None,
+            result: (status == "failed").then(|| {
+                let image = json!({"type": "image", "mimeType": "image/png", "bytes": 2048});
+                json!({"text": "one\u{1b}\n\ntwo", "structured": {"n": 1}, "blocks": [image], "artifact": "artifact:1"})
+            }),
             attempts: 1,
             agent: "local".into(),
             tenant: None,
@@ -422,6 +451,15 @@ mod tests {
             "path": "x"
           }
 
+        answered
+          one\u{1b}
+
+          two
+          {
+            "n": 1
+          }
+          [image/png, 2.0 KB]
+
         error[E3302]: not\nthere
         hint: look
 
@@ -444,13 +482,14 @@ mod tests {
             p95_ms: 950.0,
             p99_ms: 125_000.0,
             output_bytes: 5 << 20,
+            result_bytes: 2 << 20,
             statuses: BTreeMap::new(),
         };
         insta::assert_snapshot!(stats(&[stat("Bash", 1000, 5), stat("Read", 330, 330), stat("Write", 1, 0)], usize::MAX, false), @"
-        TOOL   CALLS  ERRORS     P50     P95      P99    SIZE
-        Bash    1000   0.5 %  1.0 ms  950 ms  2 m 5 s  5.0 MB  ████████████████
-        Read     330   100 %  1.0 ms  950 ms  2 m 5 s  5.0 MB  █████▎
-        Write      1     0 %  1.0 ms  950 ms  2 m 5 s  5.0 MB  ▏
+        TOOL   CALLS  ERRORS     P50     P95      P99    SIZE    KEPT
+        Bash    1000   0.5 %  1.0 ms  950 ms  2 m 5 s  5.0 MB  2.0 MB  ████████████████
+        Read     330   100 %  1.0 ms  950 ms  2 m 5 s  5.0 MB  2.0 MB  █████▎
+        Write      1     0 %  1.0 ms  950 ms  2 m 5 s  5.0 MB  2.0 MB  ▏
         ");
     }
 

@@ -175,6 +175,12 @@ fn everything() -> FileConfig {
             durability: Some(FileDurability::Relaxed),
             keep_days: Some(Whole(7)),
             keep_bytes: Some(Whole(7)),
+            results: Some(wieldy::ResultRecording::Whole),
+            results_keep_days: Some(Whole(7)),
+            tools: Some(BTreeMap::from([(
+                "some".to_owned(),
+                FileHistoryTool { results: Some(wieldy::ResultRecording::None) },
+            )])),
         }),
         shell: Some(FileShell { environment: texts() }),
         tools: Some(FileTools { manifests: path().map(|path| vec![path]) }),

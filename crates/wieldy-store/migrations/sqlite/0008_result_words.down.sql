@@ -1,0 +1,2 @@
+DROP TABLE result_index;
+DROP TABLE result_words;
