@@ -184,6 +184,7 @@ mod tests {
         }
     }
 
+    // Shows: D9.5
     #[test]
     fn a_result_is_redacted_as_a_whole_and_then_cut() {
         // The secret lies across the place of the cut.

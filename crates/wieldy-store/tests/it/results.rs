@@ -50,6 +50,7 @@ fn recorded(store: &Store, tool: &str) -> Option<Value> {
     call.result
 }
 
+// Shows: D9.5
 async fn what_a_tool_answered_is_found_with_its_call(history: TestHistory) {
     let living = history.executor([saying(sayer("say")), Puppet::reading("read", Act::Say("hi"))]);
     let call = Call::new("say", json!({"say": "the password is hunter2, \u{0}é", "password": "hunter2"}));
@@ -65,6 +66,7 @@ async fn what_a_tool_answered_is_found_with_its_call(history: TestHistory) {
     history.check();
 }
 
+// Shows: D9.5
 async fn settings_and_definitions_say_how_much_is_recorded(history: TestHistory) {
     let long = "x".repeat(10_000);
     let tools = ["usual", "none", "head", "private"];
@@ -204,6 +206,7 @@ fn searched(store: &Store, text: &str, tool: Option<&str>) -> (Vec<String>, Resu
     (page.executions.into_iter().map(|call| call.tool).collect(), page.results.unwrap())
 }
 
+// Shows: E5.4
 async fn words_of_results_are_found_apart_from_those_of_calls(history: TestHistory) {
     let living = history.executor([
         Puppet::reading("read", Act::Say("The answer\nis Forty-two, ünï")),
@@ -242,6 +245,7 @@ async fn words_of_results_are_found_apart_from_those_of_calls(history: TestHisto
     );
 }
 
+// Shows: E5.4
 async fn a_search_says_how_far_the_results_are_indexed(history: TestHistory) {
     let living = history.executor([Puppet::reading("read", Act::Say("forty"))]);
     for _ in 0..400 {
