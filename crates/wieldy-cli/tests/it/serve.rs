@@ -109,6 +109,7 @@ fn asking(method: &str, name: &str, mut params: Value, can: &Value) -> ([String;
 const OPEN: &str = "warning: no token is configured, so every program on this machine may call\n";
 const STOPPING: &str = "stopping: running calls may end; press Ctrl-C again to leave at once\n";
 
+// Shows: D10.1
 #[test]
 fn tools_are_called_over_http_until_the_server_stops() {
     let world = World::new().file("a.txt", "hi");
@@ -222,6 +223,7 @@ fn mistakes_of_serve_are_reported_before_it_listens() {
     assert!(!world.run(&["config", "show"]).contains("a-secret"), "a secret is not shown");
 }
 
+// Shows: D10.1
 #[test]
 fn a_running_call_may_end_when_the_server_stops() {
     let world = World::new();
@@ -243,6 +245,7 @@ fn a_running_call_may_end_when_the_server_stops() {
     assert_eq!(world.json(&["history", "--json"])["executions"][0]["status"], "success");
 }
 
+// Shows: B3.2, X1.2
 #[test]
 fn tasks_survive_the_server_for_their_own_callers() {
     let config = r#"
