@@ -54,9 +54,7 @@ fn find_answer(database: &mut dyn Database, key: &str) -> Result<Option<wieldy_c
     let now = Value::Time(Timestamp::now().as_microsecond());
     let mut found = None;
     database.query(sql, &[key.into(), now], &mut |row| {
-        if let Ok(result) = serde_json::from_str(row.text(0)?) {
-            found = Some(remembered_answer(row, result)?).filter(|answer| answer.keyed.is_some());
-        }
+        found = remembered_answer(row)?.filter(|answer| answer.keyed.is_some());
         Ok(())
     })?;
     Ok(found)

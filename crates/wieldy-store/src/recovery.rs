@@ -8,7 +8,8 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde_json::{Value as Json, json};
 use wieldy_core::{
-    CallError, CallState, Caller, ExecutionId, Interrupted, Keyed, Remembered, RememberedAnswer, TASK_TTL, ToolResult,
+    CallError, CallState, Caller, Code, ExecutionId, Interrupted, Keyed, Remembered, RememberedAnswer, TASK_TTL,
+    ToolResult,
 };
 
 use crate::committer::{Committer, GROUP_MAX};
@@ -315,17 +316,22 @@ pub(crate) fn load_remembered(
          WHERE result_json IS NOT NULL AND expires_at > ?2 ORDER BY id DESC LIMIT ?1";
     let mut answers = Vec::new();
     database.query(sql, &[ANSWERS_MAX.into(), Value::Time(now)], &mut |row| {
-        // An answer that a newer program wrote differently is skipped.
-        if let Ok(result) = serde_json::from_str(row.text(0)?) {
-            answers.push(remembered_answer(row, result)?);
-        }
+        answers.extend(remembered_answer(row)?);
         Ok(())
     })?;
     answers.reverse();
     Ok(Remembered { answers, interrupted })
 }
 
-pub(crate) fn remembered_answer(row: &dyn Row, result: ToolResult) -> Result<RememberedAnswer, StoreError> {
+/// Reads an answer. A result that cannot be read, since a newer program wrote it or it is too deep, is skipped; but its
+/// idempotency key stays taken, because its call must not run again.
+pub(crate) fn remembered_answer(row: &dyn Row) -> Result<Option<RememberedAnswer>, StoreError> {
+    let is_keyed = row.text_or_none(3)?.is_some();
+    let (result, is_read): (ToolResult, bool) = match serde_json::from_str(row.text(0)?) {
+        Ok(result) => (result, true),
+        Err(_) if is_keyed => (unreadable(), false),
+        Err(_) => return Ok(None),
+    };
     let time = |micros: i64| Timestamp::from_microsecond(micros).unwrap_or(Timestamp::MAX);
     // A result that may be retried is not bound to its key.
     let is_final = result.error.as_ref().is_none_or(|error| !error.retryable);
@@ -335,5 +341,16 @@ pub(crate) fn remembered_answer(row: &dyn Row, result: ToolResult) -> Result<Rem
         }
         _ => None,
     };
-    Ok(RememberedAnswer { tenant: row.text_or_none(1)?.map(str::to_owned), task: row.int(2)? != 0, keyed, result })
+    let (tenant, task) = (row.text_or_none(1)?.map(str::to_owned), is_read && row.int(2)? != 0);
+    Ok(Some(RememberedAnswer { tenant, task, keyed, result }))
+}
+
+/// Returns the result that stands for one that cannot be read.
+fn unreadable() -> ToolResult {
+    let message = "the stored result of the call with this idempotency key cannot be read, so its outcome is unknown";
+    let advice = "check whether it took effect; to run it again, use another key";
+    let error = CallError::new(Code::OutcomeUnknown, message).suggest(advice).retryable(false);
+    // Only the outcome is given to later calls.
+    let id = uuid::Uuid::nil().to_string().parse().expect("it has the form of an id");
+    ToolResult::failed(id, Arc::default(), Timestamp::now(), error)
 }

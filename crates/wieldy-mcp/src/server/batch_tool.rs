@@ -132,8 +132,11 @@ pub(crate) async fn answer(
         Ok(batch) => follow(shared, client, &asked, batch).await,
         Err(Refusal { error, calls }) => {
             // Refusals belong in the history like failures.
+            let RequestOptions { context, metadata, notes, .. } = client.options.as_ref().cloned().unwrap_or_default();
             for CallArguments { id, tool, arguments, .. } in calls {
-                let call = Call { call_id: id, ..Call::new(tool, arguments).by(Arc::clone(caller)) };
+                let (context, metadata, notes) = (context.clone(), metadata.clone(), notes.clone());
+                let call = Call::new(tool, arguments).by(Arc::clone(caller));
+                let call = Call { call_id: id, context, metadata, notes, ..call };
                 shared.executor.refuse_unread(call, error.clone()).await;
             }
             Ok(convert::refusal(&error).into())

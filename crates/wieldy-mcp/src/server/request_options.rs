@@ -132,7 +132,12 @@ fn wrong(key: &str, wanted: &str) -> Box<CallError> {
 
 fn unknown(key: &str) -> Box<CallError> {
     let key: String = key.chars().take(100).collect();
-    let near = did_you_mean(&near_misses(&key, NAMES));
+    // The beginning that all keys share would make every name a near miss.
+    let bare = |name: &'static str| &name[OURS.len()..];
+    let near =
+        near_misses(key.strip_prefix(OURS).unwrap_or(&key), NAMES[..NAMES.len() - 1].iter().map(|name| bare(name)));
+    let near: Vec<String> = near.into_iter().map(|name| format!("{OURS}{name}")).collect();
+    let near = did_you_mean(&near.iter().map(String::as_str).collect::<Vec<_>>());
     let known = NAMES[..NAMES.len() - 1].join("`, `");
     let advice = near.unwrap_or_else(|| format!("a request may have `{known}`"));
     refused(format!("there is no option `{key}` for a call over MCP"), &advice)
@@ -220,7 +225,11 @@ mod tests {
         assert_eq!(advice.unwrap(), "leave it out, or have the operator set `serve.mcp.priority-max`");
         let (message, advice) = of("wieldy/timeout", json!(5));
         assert_eq!(message, "there is no option `wieldy/timeout` for a call over MCP");
-        assert_eq!(advice.unwrap(), "did you mean `wieldy/timeout_ms`, `wieldy/context` or `wieldy/metadata`?");
+        assert_eq!(advice.unwrap(), "did you mean `wieldy/timeout_ms`?");
+        let known = "a request may have `wieldy/timeout_ms`, `wieldy/deadline_ms`, `wieldy/retries`, \
+                     `wieldy/retry_delay_ms`, `wieldy/priority`, `wieldy/idempotency_key`, `wieldy/labels`, \
+                     `wieldy/context`, `wieldy/metadata`";
+        assert_eq!(of("wieldy/isolation", json!("none")).1.unwrap(), known);
         for name in ["isolation", "network", "limits", "permissions", "confirm", "fresh", ""] {
             assert!(of(&format!("wieldy/{name}"), json!(1)).0.starts_with("there is no option"), "{name}");
         }

@@ -19,6 +19,7 @@ on_each_database!(
     a_key_that_was_claimed_and_never_ran_is_free_again,
     a_key_with_other_arguments_is_refused_in_every_process,
     a_key_belongs_to_one_workspace,
+    a_key_whose_result_cannot_be_read_does_not_run_again,
     many_processes_with_one_key_run_it_once,
 );
 
@@ -207,4 +208,19 @@ async fn many_processes_with_one_key_run_it_once(history: TestHistory) {
     assert_eq!(answers, vec![answers[0].clone(); 6]);
     assert_eq!(history.store().search(&Query::default(), 10).unwrap().executions.len(), 6, "each has its own record");
     assert_eq!(history.check().open, 0);
+}
+
+async fn a_key_whose_result_cannot_be_read_does_not_run_again(history: TestHistory) {
+    let pay = |act| Puppet::new(ToolSpec::new("pay", ""), [act]);
+    let first = history.executor([pay(Act::Say("paid")).0]);
+    assert!(first.executor.call(keyed("pay")).await.is_success());
+    first.journal.flush().await.unwrap();
+    drop(first);
+    history.sql("UPDATE answers SET result_json = '{\"of\": \"a newer program\"}'");
+    let (tool, strings) = pay(Act::Echo);
+    let second = history.executor([tool]);
+    let error = second.executor.call(keyed("pay")).await.error.unwrap();
+    assert_eq!((error.code, error.retryable, strings.runs()), (Code::OutcomeUnknown, false, 0));
+    drop(second);
+    history.check();
 }

@@ -209,6 +209,22 @@ async fn senseless_batches_are_refused_before_anything_runs() {
 }
 
 #[tokio::test]
+async fn the_calls_of_a_refused_batch_are_recorded_without_the_secrets_of_the_context() {
+    let world = World::new([say()]);
+    let mut wire = wire(&world, ServerOptions::default()).await;
+    let calls = json!({"calls": [{"tool": "say", "arguments": {"text": "of canary-4711"}}]});
+    let meta = json!({
+        "wieldy/idempotency_key": "k", "wieldy/context": {"password": "canary-4711"}, "wieldy/metadata": {"run": 1},
+    });
+    let told = batch(&mut wire, 1, calls, meta).await;
+    assert_eq!(error(&told).0, "E3002", "there is no id: {told}");
+    wire.close().await;
+    let tape = world.tape();
+    let pending = r#"{"arguments":{"text":"of [redacted]"},"metadata":{"run":1},"#;
+    assert!(tape.contains(pending) && !tape.contains("canary"), "{tape}");
+}
+
+#[tokio::test]
 async fn a_plan_decides_about_the_number_of_calls() {
     let plan = Plan { batch_max: Some(2), ..Plan::UNLIMITED };
     let world = World::with([Puppet::reading("read", Act::Say("seen"))], |builder| {
