@@ -106,10 +106,14 @@ impl SupervisorClient {
     pub(crate) async fn arrive(socket: Socket) -> io::Result<Self> {
         match socket.receive::<SupervisorReport>().await? {
             Some(received) => {
-                let pid = received.sender.ok_or_else(|| io::Error::other("a supervisor did not say who it is"))?;
+                let pid = received
+                    .sender
+                    .ok_or_else(|| io::Error::other("the kernel did not report the process id of its supervisor"))?;
                 Ok(Self { socket, pid })
             }
-            None => Err(io::Error::other("a supervisor could not be made")),
+            None => {
+                Err(io::Error::other("its supervisor ended before it was ready; the limit of processes may be reached"))
+            }
         }
     }
 
@@ -155,7 +159,7 @@ impl SupervisorClient {
             io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => supervisor_lost(command),
             _ => SandboxError::crashed(was_lost(command), error),
         };
-        let no_pipes = |error: io::Error| SandboxError::creation("cannot make pipes", error);
+        let no_pipes = |error: io::Error| SandboxError::creation("making pipes for its input and output", error);
         let order = SupervisorOrder::Run(Box::new(order));
         let (pipes, _output) = if command.terminal.is_none() {
             let (pipes, [stdin, stdout, stderr]) = Pipes::open(&command.stdin).map_err(no_pipes)?;
