@@ -249,7 +249,7 @@ impl ForkServer {
         namespace: Option<OwnedFd>,
         steps: &[Step],
     ) -> io::Result<()> {
-        let gone = || io::Error::other("the sandbox is gone");
+        let gone = || io::Error::other("the sandbox has ended; the next call gets a new one");
         let namespace = namespace.ok_or_else(gone)?;
         let resources = Pid::from_raw(child).and_then(|pid| self.children.get_mut(&pid)).ok_or_else(gone)?;
         // The user may have made a file of that name meanwhile: it is masked as it is.
@@ -266,7 +266,9 @@ impl ForkServer {
                 match process::waitpid(Some(pid), WaitOptions::empty())?.and_then(|(_, ended)| ended.exit_status()) {
                     Some(0) => Ok(()),
                     Some(code) => Err(io::Error::from_raw_os_error(code)),
-                    None => Err(io::Error::other("the helper that mounts was killed")),
+                    None => {
+                        Err(io::Error::other("the process that mounts was killed; the machine may be out of memory"))
+                    }
                 }
             }
         }

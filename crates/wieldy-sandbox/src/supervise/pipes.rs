@@ -54,7 +54,8 @@ impl Pipes {
 
     /// Takes a terminal as input and output in one.
     pub(crate) fn terminal(descriptors: Vec<OwnedFd>) -> io::Result<Self> {
-        let terminal = descriptors.into_iter().next().ok_or_else(|| io::Error::other("no terminal came"))?;
+        let terminal =
+            descriptors.into_iter().next().ok_or_else(|| io::Error::other("the supervisor sent no terminal"))?;
         let stdin = Some(sys::watched(terminal.try_clone()?, Interest::WRITABLE)?);
         let stdout = sys::watched(terminal, Interest::READABLE)?;
         Ok(Self { stdin: Mutex::new(stdin), stdout, stderr: None, typed: None })

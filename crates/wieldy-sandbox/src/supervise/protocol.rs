@@ -262,7 +262,12 @@ pub(crate) fn receive<T: DeserializeOwned>(socket: impl AsFd) -> io::Result<Opti
     let got = rustix::io::retry_on_intr(|| {
         let mut into = [IoSliceMut::new(&mut buffer)];
         rustix::net::recvmsg(socket.as_fd(), &mut into, &mut beside, RecvFlags::CMSG_CLOEXEC)
-    })?;
+    });
+    let got = match got {
+        // The other end was closed while a message to it was unread, which is an end like any other.
+        Err(rustix::io::Errno::CONNRESET) => return Ok(None),
+        got => got?,
+    };
     let (mut descriptors, mut sender) = (Vec::new(), None);
     for part in beside.drain() {
         match part {

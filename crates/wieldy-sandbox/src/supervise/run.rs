@@ -106,10 +106,14 @@ impl SupervisorClient {
     pub(crate) async fn arrive(socket: Socket) -> io::Result<Self> {
         match socket.receive::<SupervisorReport>().await? {
             Some(received) => {
-                let pid = received.sender.ok_or_else(|| io::Error::other("a supervisor did not say who it is"))?;
+                let pid = received
+                    .sender
+                    .ok_or_else(|| io::Error::other("the kernel did not report the process id of its supervisor"))?;
                 Ok(Self { socket, pid })
             }
-            None => Err(io::Error::other("a supervisor could not be made")),
+            None => {
+                Err(io::Error::other("its supervisor ended before it was ready; the limit of processes may be reached"))
+            }
         }
     }
 
@@ -139,7 +143,7 @@ impl SupervisorClient {
                 report: RunReport::default(),
                 supervisor_lost: true,
             }),
-            _ => Err(SandboxError::crashed(was_lost(command), "its supervisor was killed")),
+            _ => Err(supervisor_lost(command)),
         }
     }
 
@@ -151,8 +155,11 @@ impl SupervisorClient {
         output: &dyn OutputSink,
         stop: &CancellationToken,
     ) -> Result<Option<SupervisorReport>, SandboxError> {
-        let lost = |error: io::Error| SandboxError::crashed(was_lost(command), error);
-        let no_pipes = |error: io::Error| SandboxError::creation("cannot make pipes", error);
+        let lost = |error: io::Error| match error.kind() {
+            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => supervisor_lost(command),
+            _ => SandboxError::crashed(was_lost(command), error),
+        };
+        let no_pipes = |error: io::Error| SandboxError::creation("making pipes for its input and output", error);
         let order = SupervisorOrder::Run(Box::new(order));
         let (pipes, _output) = if command.terminal.is_none() {
             let (pipes, [stdin, stdout, stderr]) = Pipes::open(&command.stdin).map_err(no_pipes)?;
@@ -247,6 +254,11 @@ impl Requested {
 fn path_of(order: &RunOrder) -> &str {
     let path = order.environment.iter().find(|(name, _)| name == "PATH");
     path.map_or(crate::supervise::supervisor::DEFAULT_PATH, |(_, path)| path)
+}
+
+/// Returns the error for a supervisor that ended before its command did.
+fn supervisor_lost(command: &Command) -> SandboxError {
+    SandboxError::crashed(was_lost(command), "its supervisor was killed")
 }
 
 fn was_lost(command: &Command) -> String {
@@ -346,6 +358,46 @@ mod tests {
         go_on.notify_one();
         ended.notified().await;
         assert!(!stop.is_cancelled(), "only this run was to stop");
+    }
+
+    /// Whether the order was never sent, is unread or was read, the error is the same.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_supervisor_that_ends_is_a_sandbox_that_ended() {
+        use crate::supervise::protocol;
+
+        #[derive(Clone, Copy, PartialEq)]
+        enum Ends {
+            Before,
+            WithAnUnreadOrder,
+            AfterTheOrder,
+        }
+        for ends in [Ends::Before, Ends::WithAnUnreadOrder, Ends::AfterTheOrder] {
+            let (socket, theirs) = Socket::pair().unwrap();
+            let mut theirs = Some(theirs);
+            theirs.take_if(|_| ends == Ends::Before);
+            let ending = std::thread::spawn(move || {
+                let Some(theirs) = theirs else { return };
+                let mut polled = [rustix::event::PollFd::new(&theirs, rustix::event::PollFlags::IN)];
+                rustix::event::poll(&mut polled, None).unwrap();
+                if ends == Ends::AfterTheOrder {
+                    protocol::receive::<SupervisorOrder>(&theirs).unwrap().unwrap();
+                }
+            });
+            let mut client = SupervisorClient { socket, pid: rustix::process::getpid() };
+            let command = Command {
+                program: "true".into(),
+                arguments: Vec::new(),
+                environment: Default::default(),
+                folder: PathBuf::new(),
+                stdin: Stdin::Nothing,
+                terminal: None,
+            };
+            let (nowhere, stop) = (crate::supervise::host_process::NullSink, CancellationToken::new());
+            let error = client.run(&command, RunOrder::default(), &nowhere, &stop).await.err().unwrap();
+            let told = "the sandbox ended unexpectedly: `true` was lost: its supervisor was killed";
+            assert_eq!((error.message().as_str(), error.is_crash()), (told, true));
+            ending.join().unwrap();
+        }
     }
 
     #[tokio::test]

@@ -151,7 +151,7 @@ impl ForkServerClient {
     /// Returns a user namespace that maps this owner's files to the sandboxes' account.
     pub(crate) async fn id_map_namespace(&self, uid: u32, gid: u32) -> io::Result<OwnedFd> {
         let namespace = self.ask(&ForkServerOrder::IdMapNamespace { uid, gid }).await?.into_iter().next();
-        namespace.ok_or_else(|| io::Error::other("the fork server sent nothing"))
+        namespace.ok_or_else(|| io::Error::other("the fork server sent no user namespace"))
     }
 }
 
@@ -162,7 +162,7 @@ impl PendingReply {
     /// Waits for the reply and returns the descriptors that came with it.
     pub(crate) async fn wait(self) -> io::Result<Vec<OwnedFd>> {
         match self.0.receive::<ForkServerReport>().await? {
-            None => Err(io::Error::other("the fork server is gone")),
+            None => Err(io::Error::other("the fork server has ended; the next call starts a new one")),
             Some(Received { message: ForkServerReport { error: Some(error) }, .. }) => Err(io::Error::other(error)),
             Some(received) => Ok(received.descriptors),
         }

@@ -107,7 +107,7 @@ fn lock(path: &Path, missing: Option<&Placeholder>) -> io::Result<(Option<File>,
             Ok(file) if missing.is_some() && !is_ours && marked(&file) == Marked::No => {
                 return Err(io::Error::new(
                     io::ErrorKind::AlreadyExists,
-                    "another program has made a file there meanwhile",
+                    "another program made a file there at the same time; call again",
                 ));
             }
             Ok(file) if flock(&file, FlockOperation::NonBlockingLockShared) && is_at(&file, path) => {

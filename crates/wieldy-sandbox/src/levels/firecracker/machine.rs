@@ -289,7 +289,11 @@ impl Live for Machine {
         let report = match outcome {
             Ok(SupervisorReport::Ended(report)) => bounded(report),
             Ok(SupervisorReport::NotStarted { step, errno }) => return Err(requested.not_started(command, step, errno)),
-            Ok(_) => return Err(SandboxError::crashed_because("firecracker: it sent a report that does not fit")),
+            Ok(_) => {
+                return Err(SandboxError::crashed_because(
+                    "firecracker: the guest sent an unexpected report; copy this `wieldy` to the guest again",
+                ));
+            }
             // It kept its guest from its work until that was ended with it.
             Err(error) if error.kind() == io::ErrorKind::TimedOut && stop.is_cancelled() => {
                 self.remove().await;

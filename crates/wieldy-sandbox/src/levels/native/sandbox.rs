@@ -38,6 +38,10 @@ use crate::view::plan_cache::room;
 /// Minimum memory peak of a command after which its page cache is dropped.
 const SETTLE_BYTES_MIN: u64 = 16 << 20;
 
+/// The reasons why a sandbox is not used after it was built.
+const UNEXPECTED: &str = "its first process sent an unexpected report; this is a mistake in wieldy, please report it";
+const REPLACED: &str = "a file that it hides or protects was replaced while it was built; call again";
+
 /// Maximum number of idle supervisors that are stored for later commands.
 const IDLE_MAX: usize = 8;
 
@@ -95,7 +99,9 @@ impl NativeSandbox {
             sources.map_err(|error| SandboxError::creation("mapping the owners of files", error))?;
         let beside: Vec<BorrowedFd<'_>> = mounts.iter().map(AsFd::as_fd).collect();
         let order = InitOrder::Build(Box::new(BuildOrder { steps: left, sources, proxied: allowed.is_some() }));
-        init.send(&order, &beside).await.map_err(|error| SandboxError::creation("giving the order", error))?;
+        init.send(&order, &beside)
+            .await
+            .map_err(|error| SandboxError::creation("sending an order to its first process", error))?;
         drop(mounts);
         // From here on, the init builds the file tree in parallel.
         limit(&group, &first, confinement).map_err(|error| SandboxError::creation("limiting a cgroup", error))?;
@@ -104,7 +110,7 @@ impl NativeSandbox {
         }
         let received = report(&init).await?;
         let InitReport::Ready { proxy_port, .. } = received.message else {
-            return Err(SandboxError::creation_because("its first process is out of step").into());
+            return Err(SandboxError::creation_because(UNEXPECTED).into());
         };
         let proxy_denials = Arc::new(ProxyDenials::new(made.clone()));
         let mut descriptors = received.descriptors.into_iter();
@@ -113,9 +119,7 @@ impl NativeSandbox {
         let proxy = proxy.map(|(allowed, listener)| serve(listener, allowed, &proxy_denials)).transpose();
         let proxy = proxy.map_err(|error| SandboxError::creation("starting the proxy", error))?;
         if !are_unchanged(&masked) {
-            return Err(BuildError::Changed(SandboxError::creation_because(
-                "a file that it hides or protects was replaced meanwhile",
-            )));
+            return Err(BuildError::Changed(SandboxError::creation_because(REPLACED)));
         }
         environment.extend(proxy_port.into_iter().flat_map(proxy::environment));
         let rests = namespace.and_then(|namespace| Rests::new(placeholders, &steps, namespace));
@@ -282,7 +286,7 @@ impl Live for NativeSandbox {
         output: &Arc<dyn OutputSink>,
         stop: &CancellationToken,
     ) -> Result<Ran, SandboxError> {
-        self.wake().await.map_err(|error| SandboxError::creation("holding places for protection again", error))?;
+        self.wake().await.map_err(|error| SandboxError::creation("protecting names in the workspace again", error))?;
         let listener = self.proxy_denials.listen(output);
         let mut order = self.order(command, confinement)?;
         let mut pooled =
@@ -359,7 +363,7 @@ async fn hold(
         groups: group.folders().to_vec(),
     };
     let not_held =
-        |error: io::Error| BuildError::Changed(SandboxError::creation("holding places for protection", error));
+        |error: io::Error| BuildError::Changed(SandboxError::creation("protecting names in the workspace", error));
     let holding = fork_server.begin(&kept).map_err(not_held)?;
     // Read while the fork server works, and before any mount masks a path.
     let masked = masked_by(steps);

@@ -76,24 +76,30 @@ impl WarmInit {
         let order = ForkServerOrder::WarmInit { open_network, in_folder: ways.folder.is_some(), private };
         let beside = std::iter::once(&theirs).chain(&ways.folder).chain(&ways.tasks);
         let beside: Vec<BorrowedFd<'_>> = beside.map(AsFd::as_fd).collect();
-        fork_server.send(&order, &beside).map_err(|error| SandboxError::creation("asking the fork server", error))?;
+        fork_server
+            .send(&order, &beside)
+            .map_err(|error| SandboxError::creation("sending an order to the fork server", error))?;
         drop((theirs, ways));
         let received = report(&init).await?;
-        let init_pid =
-            received.sender.ok_or_else(|| SandboxError::creation_because("its first process did not say who it is"))?;
+        let init_pid = received.sender.ok_or_else(|| {
+            SandboxError::creation_because("the kernel did not report the process id of its first process; call again")
+        })?;
         let kept = ForkServerOrder::Register {
             child: init_pid.as_raw_pid(),
             protected: Vec::new(),
             placeholders: Vec::new(),
             groups: group.folders().to_vec(),
         };
-        fork_server.ask(&kept).await.map_err(|error| SandboxError::creation("asking the fork server", error))?;
+        fork_server
+            .ask(&kept)
+            .await
+            .map_err(|error| SandboxError::creation("sending an order to the fork server", error))?;
         // If the process did not start in the cgroup, moving it there may wait for all processors.
         let joined = tokio::task::spawn_blocking(move || first.add(init_pid).map(|()| first)).await;
         let first = joined
             .map_err(io::Error::other)
             .flatten()
-            .map_err(|error| SandboxError::creation("joining a cgroup", error))?;
+            .map_err(|error| SandboxError::creation("moving its first process to a cgroup", error))?;
         Ok(Self { made, fork_server, init, init_pid, group, first, prepared: None, since: Instant::now() })
     }
 
@@ -111,7 +117,7 @@ impl WarmInit {
         self.init
             .send(&order, &[theirs.as_fd()])
             .await
-            .map_err(|error| SandboxError::creation("giving an order", error))?;
+            .map_err(|error| SandboxError::creation("sending an order to its first process", error))?;
         drop(theirs);
         report(&self.init).await?;
         let supervisor = SupervisorClient::arrive(supervisor)
@@ -130,7 +136,9 @@ impl WarmInit {
             Ok(Err(error)) if error.is_crash() => Err(error),
             // Not every system has that program.
             Ok(_) => Ok(()),
-            Err(_) => Err(SandboxError::creation_because("a program that does nothing does not end")),
+            Err(_) => Err(SandboxError::creation_because(
+                "`/usr/bin/true` did not end within 30 s in it; the machine may be overloaded",
+            )),
         }
     }
 
@@ -159,7 +167,9 @@ pub(super) async fn report(init: &Socket) -> Result<Received<InitReport>, Sandbo
             Err(SandboxError::creation(doing, error))
         }
         Some(received) => Ok(received),
-        None => Err(SandboxError::creation_because("its first process ended before it was ready")),
+        None => Err(SandboxError::creation_because(
+            "its first process ended before it was ready; `wieldy doctor` tries every step",
+        )),
     }
 }
 
@@ -200,7 +210,9 @@ impl From<BuildError> for SandboxError {
     fn from(not_built: BuildError) -> Self {
         match not_built {
             BuildError::Changed(error) | BuildError::Failed(error) => error,
-            BuildError::Outdated => SandboxError::creation_because("the files that it should show change all the time"),
+            BuildError::Outdated => SandboxError::creation_because(
+                "the files that it should show changed again and again while it was built; call again later",
+            ),
         }
     }
 }

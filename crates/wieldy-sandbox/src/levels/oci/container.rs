@@ -113,7 +113,7 @@ impl Container {
             Network::Hosts(hosts) => Some(
                 ProxiedNetns::open(&made, hosts)
                     .await
-                    .map_err(|error| SandboxError::creation("making a way out", error))?,
+                    .map_err(|error| SandboxError::creation("making a network with a proxy", error))?,
             ),
             Network::None | Network::Open => None,
         };

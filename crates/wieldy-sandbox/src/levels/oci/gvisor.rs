@@ -55,7 +55,7 @@ impl Container {
     /// Runs a command through the sandbox's control socket.
     async fn run_by_control(&self, control: &Control, call: &Call<'_>) -> Result<RunOutcome, SandboxError> {
         let Call { command: Command { program, stdin, terminal, .. }, confinement, .. } = *call;
-        let no_ends = |error: io::Error| SandboxError::creation("cannot make its streams", error);
+        let no_ends = |error: io::Error| SandboxError::creation("making pipes for its input and output", error);
         let (pipes, streams, typed) = match terminal {
             Some(terminal) => {
                 Pipes::terminal_beyond(*terminal).map(|(pipes, streams, typed)| (pipes, streams, Some(typed)))
