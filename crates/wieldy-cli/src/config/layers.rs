@@ -42,7 +42,7 @@ impl fmt::Display for Origin {
     }
 }
 
-/// The advice for a mistake in a file that came with the folder.
+/// The advice for a file that came with the folder and cannot be read.
 const UNTRUSTED_HINT: &str = "the names that this file hides and protects must be readable before a command runs: correct \
                               the file, or name another one with `--config FILE`";
 
@@ -68,9 +68,11 @@ impl ConfigError {
         self.keys.is_empty() || self.keys.iter().any(|key| safe::concerns(key))
     }
 
-    /// Adds what to do about a mistake in a file that came with the folder, unless the mistake has a suggestion.
+    /// Adds what to do if a file that came with the folder cannot be read at all.
     pub(super) fn of_untrusted_file(mut self) -> Self {
-        self.hint.get_or_insert_with(|| UNTRUSTED_HINT.to_owned());
+        if self.keys.iter().any(String::is_empty) {
+            self.hint.get_or_insert_with(|| UNTRUSTED_HINT.to_owned());
+        }
         self
     }
 

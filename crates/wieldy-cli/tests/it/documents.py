@@ -404,8 +404,8 @@ class Document004(Example):
         call = ["Read", "builtin"]
         accepted = ["DEBUG", "call accepted", *call, '{"path":"etc/hosts"}']
         ended = ["INFO", "call ended", *call, "success", 20]
-        self.assertEqual(told, [accepted, ["INFO", "call started", *call], ended])
-        self.assertGreater(lines[2]["duration_ms"], 0)
+        self.assertEqual(told, [accepted, ["INFO", "call started", *call], ["DEBUG", "call answered", *call], ended])
+        self.assertGreater(lines[3]["duration_ms"], 0)
 
     def test_a_path_outside_of_the_workspace(self):
         # It is in the first document, whose examples are those of a library.
