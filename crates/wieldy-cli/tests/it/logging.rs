@@ -41,6 +41,7 @@ fn a_call_is_logged_from_its_arguments_to_its_end() {
     note: `--session` marks the records; the session's `/tmp`, `$HOME` and read marks end with this command
     [time] DEBUG wieldy::call: call accepted seq=1 execution=[id] tool="Read" provider="builtin" agent="local" session="s-1" arguments={"path":"a.txt"}
     [time]  INFO wieldy::call: call started seq=2 execution=[id] tool="Read" provider="builtin" agent="local" session="s-1" attempt=1 attempts_max=3 timeout_ms=10000 read_only=true
+    [time] DEBUG wieldy::call: call answered seq=3 execution=[id] tool="Read" provider="builtin" agent="local" session="s-1" result="{\"text\":\"one\\n\"}"
     [time]  INFO wieldy::call: call ended seq=3 execution=[id] tool="Read" provider="builtin" agent="local" session="s-1" status="success" duration_ms=[number] queued_ms=[number] attempts=1 cached=false output_bytes=4
     "#);
 }
