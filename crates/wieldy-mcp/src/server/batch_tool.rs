@@ -126,13 +126,14 @@ pub(crate) async fn answer(
     };
     let begun = match &client.options {
         Ok(options) => begin(shared, caller, given, options, client.ask_mode != AskMode::None),
-        Err(error) => Err(Refusal { error: (**error).clone(), calls: given.calls }),
+        Err(wrong) => Err(Refusal { error: wrong.error.clone(), calls: given.calls }),
     };
     match begun {
         Ok(batch) => follow(shared, client, &asked, batch).await,
         Err(Refusal { error, calls }) => {
             // Refusals belong in the history like failures.
-            let RequestOptions { context, metadata, notes, .. } = client.options.as_ref().cloned().unwrap_or_default();
+            let objects = client.options.as_ref().unwrap_or_else(|wrong| &wrong.objects);
+            let RequestOptions { context, metadata, notes, .. } = objects.clone();
             for CallArguments { id, tool, arguments, .. } in calls {
                 let (context, metadata, notes) = (context.clone(), metadata.clone(), notes.clone());
                 let call = Call::new(tool, arguments).by(Arc::clone(caller));

@@ -11,7 +11,7 @@ use super::follow::{CallRequest, RunningCall};
 use super::meta::MetaTool;
 use super::peer::{AskMode, PeerClient};
 use super::questions::{AskedCall, ReturnedInput};
-use super::request_options::RequestOptions;
+use super::request_options::{RequestOptions, WrongOptions};
 use super::{Shared, batch_tool};
 use crate::convert;
 
@@ -39,7 +39,7 @@ pub(crate) async fn answer(
     let arguments = Arc::new(params.arguments.take().map_or(Value::Null, Value::Object));
     let RequestOptions { options, context, metadata, notes } = match &client.options {
         Ok(options) => options.clone(),
-        Err(error) => return Box::pin(refuse(shared, caller, &params.name, arguments, error, client)).await,
+        Err(wrong) => return Box::pin(refuse(shared, caller, &params.name, arguments, wrong, client)).await,
     };
     let asked = AskedCall { caller, tool: &params.name, arguments: &arguments, context: context.as_deref() };
     let request = CallRequest { shared, client, asked };
@@ -66,11 +66,12 @@ async fn refuse(
     caller: &Arc<Caller>,
     tool: &str,
     arguments: Arc<Value>,
-    error: &CallError,
+    wrong: &WrongOptions,
     client: &PeerClient,
 ) -> CallResult {
-    let call = Call { arguments, ..Call::new(tool, Value::Null).by(Arc::clone(caller)) };
-    let result = shared.executor.refuse_unread(call, error.clone()).await;
+    let RequestOptions { context, metadata, notes, .. } = wrong.objects.clone();
+    let call = Call { arguments, context, metadata, notes, ..Call::new(tool, Value::Null).by(Arc::clone(caller)) };
+    let result = shared.executor.refuse_unread(call, wrong.error.clone()).await;
     Ok(convert::call_result(result, client.is_modern).into())
 }
 

@@ -10,10 +10,9 @@ use rmcp::model::{
 use rmcp::service::{Peer, RequestContext};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
-use wieldy_core::CallError;
 
 use super::ServerOptions;
-use super::request_options::RequestOptions;
+use super::request_options::{RequestOptions, WrongOptions};
 use super::stream::EventStream;
 
 /// The way to ask the client's user.
@@ -36,7 +35,7 @@ pub(crate) struct PeerClient {
     /// The progress token, if it wants progress.
     pub(crate) token: Option<ProgressToken>,
     /// The options of the request, or the error of its call if one is wrong.
-    pub(crate) options: Result<RequestOptions, Box<CallError>>,
+    pub(crate) options: Result<RequestOptions, Box<WrongOptions>>,
     /// Cancelled when the client no longer wants the response.
     pub(crate) gone: CancellationToken,
     pub(crate) channel: PeerChannel,

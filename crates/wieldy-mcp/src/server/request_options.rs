@@ -43,20 +43,35 @@ pub(crate) struct RequestOptions {
     pub(crate) notes: Option<Arc<Value>>,
 }
 
+/// The options of a request of which one is wrong or unknown.
+#[derive(Debug, Clone)]
+pub(crate) struct WrongOptions {
+    /// The error of the call.
+    pub(crate) error: CallError,
+    /// The objects that go with the call, without any options. The call is recorded with them.
+    pub(crate) objects: RequestOptions,
+}
+
 impl RequestOptions {
-    /// Reads the options of a request. Returns the error of the call if one of them is wrong or unknown.
-    pub(crate) fn read(meta: Option<&RequestMetaObject>, priority_max: Priority) -> Result<Self, Box<CallError>> {
-        let mut read = Self::default();
+    /// Reads the options of a request.
+    pub(crate) fn read(meta: Option<&RequestMetaObject>, priority_max: Priority) -> Result<Self, Box<WrongOptions>> {
+        let (mut read, mut mistake) = (Self::default(), None);
         let mut notes = Map::new();
         for (key, value) in meta.into_iter().flat_map(|meta| meta.0.0.iter()) {
             match key.strip_prefix(OURS) {
-                Some(name) => read.take(name, key, value, priority_max)?,
+                Some(name) => mistake = mistake.or(read.take(name, key, value, priority_max).err()),
                 None if is_of_mcp(key) => {}
                 None => _ = notes.insert(key.clone(), value.clone()),
             }
         }
         read.notes = (!notes.is_empty()).then(|| Arc::new(Value::Object(notes)));
-        Ok(read)
+        match mistake {
+            None => Ok(read),
+            Some(error) => {
+                read.options = Options::default();
+                Err(Box::new(WrongOptions { error: *error, objects: read }))
+            }
+        }
     }
 
     fn take(&mut self, name: &str, key: &str, value: &Value, priority_max: Priority) -> Result<(), Box<CallError>> {
@@ -157,7 +172,7 @@ mod tests {
     fn read(meta: Value) -> Result<RequestOptions, (String, Option<String>)> {
         let Value::Object(map) = meta else { panic!("an object") };
         let read = RequestOptions::read(Some(&RequestMetaObject(MetaObject(map))), Priority::NORMAL);
-        read.map_err(|error| (error.message, error.suggestion))
+        read.map_err(|wrong| (wrong.error.message, wrong.error.suggestion))
     }
 
     #[test]

@@ -80,6 +80,22 @@ async fn a_wrong_or_unknown_option_is_refused_on_record() {
 
 // Shows: A7
 #[tokio::test]
+async fn a_call_with_a_wrong_option_is_recorded_without_the_secrets_of_its_context() {
+    let world = World::new([Puppet::reading("look", Act::Say("seen"))]);
+    let mut wire = Wire::new(&world.executor).initialized("2025-06-18", json!({})).await;
+    let meta = json!({
+        "wieldy/a": 1, "wieldy/context": {"password": "canary-4711"}, "wieldy/metadata": {"run": 1}, "wieldy/labels": 5,
+    });
+    let params = json!({"name": "look", "arguments": {"text": "of canary-4711"}, "_meta": meta});
+    let told = wire.ask(1, "tools/call", params).await["result"].take();
+    assert_eq!(error(&told).1, "there is no option `wieldy/a` for a call over MCP", "the first mistake is told");
+    wire.close().await;
+    let tape = world.tape();
+    let pending = r#"{"arguments":{"text":"of [redacted]"},"metadata":{"run":1},"#;
+    assert!(tape.contains(pending) && !tape.contains("canary"), "{tape}");
+}
+
+#[tokio::test]
 async fn the_operator_may_allow_a_higher_priority() {
     let world = World::new([Puppet::reading("look", Act::Say("seen"))]);
     let options = ServerOptions { priority_max: wieldy_core::Priority::HIGH, ..ServerOptions::default() };
