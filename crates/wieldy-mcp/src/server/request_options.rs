@@ -27,6 +27,9 @@ const NAMES: [&str; 10] = [
 
 /// Maximum number of retries that a request may ask for.
 const RETRIES_MAX: u64 = 10;
+/// Maximum delay before the first retry. A call that waits for its next attempt takes no slot, so no other limit counts
+/// it.
+const RETRY_DELAY_MAX: Duration = Duration::from_secs(60);
 /// Maximum length of an idempotency key.
 const KEY_BYTES_MAX: usize = 512;
 /// Maximum number and length of labels.
@@ -77,9 +80,9 @@ impl RequestOptions {
     fn take(&mut self, name: &str, key: &str, value: &Value, priority_max: Priority) -> Result<(), Box<CallError>> {
         let options = &mut self.options;
         match name {
-            "timeout_ms" => options.timeout = Some(milliseconds(key, value)?),
-            "deadline_ms" => options.deadline = Some(milliseconds(key, value)?),
-            "retry_delay_ms" => options.retry_delay = Some(milliseconds(key, value)?),
+            "timeout_ms" => options.timeout = Some(milliseconds(key, value, TIMEOUT_MAX)?),
+            "deadline_ms" => options.deadline = Some(milliseconds(key, value, TIMEOUT_MAX)?),
+            "retry_delay_ms" => options.retry_delay = Some(milliseconds(key, value, RETRY_DELAY_MAX)?),
             "retries" => {
                 let wanted = || format!("a whole number of retries from 0 to {RETRIES_MAX}");
                 let retries = value.as_u64().filter(|retries| *retries <= RETRIES_MAX);
@@ -111,8 +114,8 @@ fn is_of_mcp(key: &str) -> bool {
     key == "progressToken" || prefix.split('.').any(|label| ["modelcontextprotocol", "mcp"].contains(&label))
 }
 
-fn milliseconds(key: &str, value: &Value) -> Result<Duration, Box<CallError>> {
-    let longest = TIMEOUT_MAX.as_millis() as u64;
+fn milliseconds(key: &str, value: &Value, longest: Duration) -> Result<Duration, Box<CallError>> {
+    let longest = longest.as_millis() as u64;
     let milliseconds = value.as_u64().filter(|milliseconds| (1..=longest).contains(milliseconds));
     let wanted = || format!("a whole number of milliseconds from 1 to {longest}");
     milliseconds.map(Duration::from_millis).ok_or_else(|| wrong(key, &wanted()))
@@ -211,11 +214,11 @@ mod tests {
     #[test]
     fn wrong_values_and_unknown_names_are_told() {
         let of = |key: &str, value: Value| read(json!({ key: value })).unwrap_err();
-        let ms = "a whole number of milliseconds from 1 to 86400000";
         let advice = Some("correct the option or leave it out; nothing was run".to_owned());
-        for name in ["timeout_ms", "deadline_ms", "retry_delay_ms"] {
+        for (name, longest) in [("timeout_ms", 86_400_000), ("deadline_ms", 86_400_000), ("retry_delay_ms", 60_000)] {
             let key = format!("wieldy/{name}");
-            for value in [json!(0), json!(-1), json!(1.5), json!("1"), json!(86_400_001), json!(null), json!([1])] {
+            let ms = format!("a whole number of milliseconds from 1 to {longest}");
+            for value in [json!(0), json!(-1), json!(1.5), json!("1"), json!(longest + 1), json!(null), json!([1])] {
                 assert_eq!(of(&key, value), (format!("`{key}` in `_meta` is {ms}"), advice.clone()));
             }
         }
