@@ -85,6 +85,10 @@ fn on_disk(world: &World) -> Vec<std::path::PathBuf> {
 #[test]
 fn private_folders_are_on_the_configured_disk_and_gone_after_a_kill() {
     let world = World::new().file("../disk/note", "").file("wieldy.toml", "[sandbox]\nfolder = \"../disk\"\n");
+    let plan = world.run(&["doctor", "--plan"]);
+    for line in ["disk     /tmp ", "disk     /var/tmp ", "disk     /home/agent ", "memory   /dev/shm ", "memory   / "] {
+        assert!(plan.contains(line), "{line}: {plan}");
+    }
     let mut client = Client::start(&world, &[]);
     let answer = client.call(1, "Bash", json!({"command": "echo mine > /tmp/file; ls ~ /var/tmp"}));
     assert_eq!(answer["result"]["isError"], json!(false), "{answer}");

@@ -18,6 +18,7 @@ use crate::Rootfs;
 use crate::cgroup::{Finding, Kind, Version};
 use crate::filter::seccomp::{self, RefusedCall};
 use crate::levels::native;
+use crate::view::mounts::may_be_on_disk;
 use crate::view::plan::Plan;
 use crate::{Native, NativeOptions};
 
@@ -96,6 +97,16 @@ impl Report {
     pub fn works(&self, level: Level) -> bool {
         self.levels.iter().any(|probed| probed.name == level.as_str() && probed.state == ProbeState::Works)
     }
+}
+
+/// Returns a plan's lines. If the level `has_disk`, its private folders are not in memory.
+fn lines(plan: &Plan, has_disk: bool) -> Vec<String> {
+    let on_disk = |line: &str| {
+        let (path, rest) = line.strip_prefix("memory  ")?.trim_start().split_once(' ')?;
+        let is_private = has_disk && path != "/" && may_be_on_disk(Path::new(path));
+        is_private.then(|| format!("disk     {path} {rest}"))
+    };
+    plan.to_string().lines().map(|line| on_disk(line).unwrap_or_else(|| line.to_owned())).collect()
 }
 
 /// Returns the paths of a plan's placeholders, from the workspace.
@@ -184,7 +195,7 @@ pub async fn probe(options: &ProbeOptions) -> Report {
         placeholders: plan
             .as_ref()
             .map_or_else(|_| Vec::new(), |plan| placeholders(plan, &options.confinement.workspace)),
-        plan: plan.map(|plan| plan.to_string().lines().map(str::to_owned).collect()).map_err(|error| error.message()),
+        plan: plan.map(|plan| lines(&plan, options.native.folder.is_some())).map_err(|error| error.message()),
     }
 }
 
