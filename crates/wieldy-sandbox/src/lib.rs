@@ -21,7 +21,7 @@
 //! | --- | --- |
 //! | `pool.rs` | the sandboxes of a level: each built once by the first call that needs it and announced; idle ones are evicted |
 //! | `disk_quota.rs` | bytes and files that all calls of a session may write together |
-//! | `limits.rs` | usage of a command, and the limit that it passed |
+//! | `usage.rs` | usage of a command, and the limit that it passed |
 //! | `machine.rs` | the processors and memory of this machine |
 //! | `private_disk.rs` | private folders of sandboxes on a disk: checks, removal |
 //! | `state_dir.rs` | the folder of an executor's containers and guests; removes those of dead executors |
@@ -81,11 +81,11 @@ mod levels;
 mod probe;
 
 mod disk_quota;
-mod limits;
 mod machine;
 mod pool;
 mod private_disk;
 mod state_dir;
+mod usage;
 
 mod denials;
 mod filter;

@@ -29,9 +29,9 @@ use wieldy_core::{
     SandboxRef,
 };
 
-use crate::limits::measured;
 use crate::supervise::host_process::HostSupervisor;
 use crate::supervise::run::{RunOutcome, prepare, run_to_end};
+use crate::usage::measured;
 
 /// Maximum number of idle supervisors that are stored for later commands.
 const IDLE_MAX: usize = 8;

@@ -28,11 +28,11 @@ use super::sync::{Ours, Room};
 use super::{Base, FirecrackerOptions};
 use crate::cgroup::{Controller, Group, GroupLimits, Hierarchy};
 use crate::disk_quota::Ran;
-use crate::limits::{measured, overrun};
 use crate::pool::{Live, Record};
 use crate::supervise::host_process::{HostProcess, blocking, idle_command};
 use crate::supervise::protocol::{RunOrder, RunReport, SupervisorReport};
 use crate::supervise::run::{Requested, ended, prepare};
+use crate::usage::{measured, overrun};
 use crate::view::plan::{Plan, Step};
 
 /// Longest wait for Firecracker to listen, and for a guest to boot.
@@ -95,14 +95,14 @@ impl Machine {
         base: &Base,
         plan: &Plan,
     ) -> Result<Arc<Self>, SandboxError> {
-        refuse(confinement)?;
+        refuse_network_and_mounts(confinement)?;
         let limits = match confinement.place {
             Place::Own => confinement.place_limits.within(confinement.limits),
             // The place's limits come first, since the limits of one call must not restrict other calls.
             _ => confinement.place_limits.or(confinement.limits),
         };
         let group = base.hierarchy.group(&made.id.0).map_err(|error| creation("making a cgroup", error))?;
-        group.set(&group_limits(&limits)).map_err(|error| creation("limiting a cgroup", error))?;
+        group.set(&guest_group_limits(&limits)).map_err(|error| creation("limiting a cgroup", error))?;
         // It contains sockets, whose paths must be short.
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let name = NEXT.fetch_add(1, Ordering::Relaxed).to_string();
@@ -384,7 +384,7 @@ fn creation_because(reason: &str) -> SandboxError {
 }
 
 /// Refuses a confinement that this level cannot provide: one with a network or with mounts.
-fn refuse(confinement: &Confinement) -> Result<(), SandboxError> {
+fn refuse_network_and_mounts(confinement: &Confinement) -> Result<(), SandboxError> {
     if confinement.network != Network::None {
         return Err(creation_because("a guest has no network; ask for the network `none`, or use the level `native`"));
     }
@@ -493,7 +493,7 @@ fn guest(limits: &ResourceLimits, options: &FirecrackerOptions, disk: PathBuf, v
 
 /// Returns the limits of Firecracker's own process: its threads are the guest's processors, and its memory contains the
 /// guest's.
-fn group_limits(limits: &ResourceLimits) -> GroupLimits {
+fn guest_group_limits(limits: &ResourceLimits) -> GroupLimits {
     let memory_bytes = limits.memory_bytes.map(|bytes| bytes.saturating_add(KERNEL_BYTES + MONITOR_BYTES));
     GroupLimits { cpu_millicores: limits.cpu_millicores, memory_bytes, processes: None }
 }

@@ -22,13 +22,13 @@ use crate::cgroup::{Controller, Group, Hierarchy};
 use crate::denials::files::FileDenials;
 use crate::denials::network::{ProxyDenials, serve};
 use crate::disk_quota::Ran;
-use crate::limits::{group_limits, is_told, measured, overrun, overrun_of_group, usage};
 use crate::pool::{Live, Record};
 use crate::proxy::{self, Allowed, Proxy};
 use crate::supervise::host_process::NullSink;
 use crate::supervise::protocol::{BuildOrder, ForkServerOrder, InitOrder, InitReport, RunOrder};
 use crate::supervise::run::{RunOutcome, SupervisorClient, prepare};
 use crate::supervise::socket::{ForkServerClient, Socket, end_child};
+use crate::usage::{group_limits, is_told, measured, overrun, overrun_of_group, usage};
 use crate::view::masked::{Masked, MaskedPath, are_unchanged, file_id, masked_by};
 use crate::view::placeholders::Placeholder;
 use crate::view::placeholders::host_view::Planned;
@@ -90,7 +90,7 @@ impl NativeSandbox {
             None => warm_init.prepare_steps(plan::of_the_system(&steps)).await?,
         };
         let WarmInit { made, fork_server, init, init_pid, group, first, .. } = warm_init;
-        let allowed = allowed(&confinement.network)?;
+        let allowed = proxy_hosts(&confinement.network)?;
         let left = plan::left_after(&prepared.steps, &steps);
         let masked = hold(&fork_server, init_pid, &group, &steps, placeholders.clone()).await?;
         let masked = masked.into_iter().map(|cover| prepared.as_masked(cover)).collect::<Vec<_>>();
@@ -373,7 +373,7 @@ async fn hold(
 }
 
 /// Returns the hosts that the proxy lets through, if there is a list.
-fn allowed(network: &Network) -> Result<Option<Allowed>, SandboxError> {
+fn proxy_hosts(network: &Network) -> Result<Option<Allowed>, SandboxError> {
     match network {
         Network::Hosts(hosts) => Allowed::new(hosts).map(Some).map_err(SandboxError::creation_from),
         Network::None | Network::Open => Ok(None),

@@ -13,12 +13,12 @@ use tokio_util::sync::CancellationToken;
 use wieldy_core::{Command, ResourceLimits, SandboxError, SandboxRef, Stdin};
 
 use crate::cgroup::Group;
-use crate::limits::group_limits;
 use crate::private_disk::PrivateDisk;
 use crate::supervise::host_process::NullSink;
 use crate::supervise::protocol::{ForkServerOrder, InitOrder, InitReport, Received, RunOrder};
 use crate::supervise::run::SupervisorClient;
 use crate::supervise::socket::{ForkServerClient, Socket};
+use crate::usage::group_limits;
 use crate::view::masked::{MaskedPath, are_unchanged, masked_by};
 use crate::view::plan::Step;
 

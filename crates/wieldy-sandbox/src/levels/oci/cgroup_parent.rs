@@ -54,7 +54,7 @@ impl CgroupParent {
             Level::Gvisor => Vec::new(),
             _ => beside(&group, hierarchy),
         };
-        let limits = group_limits(level, limits);
+        let limits = container_group_limits(level, limits);
         group.set(&limits)?;
         Ok(Arc::new(Self { group, limits, overhead: Mutex::default(), foreign, above }))
     }
@@ -150,7 +150,7 @@ impl SessionParents {
 }
 
 /// Returns the limits that a cgroup can enforce.
-pub(super) fn group_limits(level: Level, limits: &ResourceLimits) -> GroupLimits {
+pub(super) fn container_group_limits(level: Level, limits: &ResourceLimits) -> GroupLimits {
     let ResourceLimits { cpu_millicores, memory_bytes, processes, .. } = *limits;
     // The host's kernel does not see the processes in gVisor, but would count the threads of gVisor's kernel.
     GroupLimits { cpu_millicores, memory_bytes, processes: processes.filter(|_| level != Level::Gvisor) }

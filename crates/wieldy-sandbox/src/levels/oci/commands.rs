@@ -16,20 +16,20 @@ use wieldy_core::{
 };
 
 use super::bundle::{Doing, process};
-use super::cgroup_parent::{RaisedLimits, STARTING, group_limits};
+use super::cgroup_parent::{RaisedLimits, STARTING, container_group_limits};
 use super::container::{Container, text, write_json};
 use super::idmap::AGENT;
 use super::runtime::{ended, logged_error, not_started, too_little};
 use crate::cgroup::{Group, GroupLimits, Meter, Peak, Used, Whose};
 use crate::denials::files::FileDenials;
 use crate::disk_quota::Ran;
-use crate::limits::{is_told, overrun_of_group};
 use crate::supervise::host_process::{HostProcess, blocking};
 use crate::supervise::protocol::WatchedLimit;
 use crate::supervise::run::{RunOutcome, prepare};
 use crate::supervise::supervisor::WATCH_EVERY;
 use crate::supervise::watch::BLOCK_BYTES;
 use crate::sys;
+use crate::usage::{is_told, overrun_of_group};
 
 /// The polling interval for changes of which we get no notification.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(2);
@@ -122,7 +122,7 @@ impl Container {
     async fn run_in_group(&self, call: &Call<'_>) -> Result<(Result<RunOutcome, SandboxError>, Used), SandboxError> {
         let failed = |error: io::Error| self.failed(error);
         let group = &self.parent.group.child(&format!("call-{}", call.number)).map_err(failed)?;
-        let limits = group_limits(self.made.level, &call.confinement.limits);
+        let limits = container_group_limits(self.made.level, &call.confinement.limits);
         // A lower limit is for the command only: its runtime needs more to start.
         let processes = limits.processes.map(|count| count.max(STARTING));
         group.set(&GroupLimits { processes, ..limits }).map_err(failed)?;
