@@ -7,7 +7,7 @@
 //! and `histogram` project them to table rows. `journal` takes the events of an executor and puts them into the `queue`;
 //! `wal` is its write-ahead log, and `wal_writer` the thread that writes it; `committer` is the thread that commits to
 //! the database, `claim` has the claims of idempotency keys. `recovery` closes the calls of dead executors, and returns the results that
-//! clients may still ask for (table `answers`). `query` and
+//! clients may still ask for (table `answers`; the table `results` has what tools answered). `query` and
 //! `events` read, `result_index` has the words of recorded results, `history_tools` and `log_tools` are the same as tools for agents. `verify` checks that the history is
 //! whole, `audit` signs it, `retention` drops old records, `copy` copies a history. `database` is the interface that
 //! `sqlite` and `postgres` implement.
