@@ -13,10 +13,12 @@ use anyhow::{Context, Result};
 use rusqlite::Connection;
 use serde_json::Value;
 use tokio::runtime::Runtime;
-use wieldy_core::{Call, Caller, Durability, Executor, Limits, Status};
+use wieldy_core::{
+    Call, Caller, Durability, Executor, Limits, Outcome, ResultRecording, SharedTool, Status, ToolSpec, tool,
+};
 use wieldy_store::{Address, GroupBy, JournalOptions, Query, Store};
 
-use super::floor::ARGUMENTS;
+use super::floor::{ARGUMENTS, schema};
 use super::harness::{Spread, spread_of};
 use super::journal_floor::{by_hand, new_database, plain_postgres, plain_table};
 use super::ours::{no_op, waiting};
@@ -24,6 +26,8 @@ use super::table::{Figure, Goal, Row};
 
 /// The numbers of concurrent callers.
 const CALLERS: [usize; 4] = [1, 16, 64, 256];
+/// The sizes of answers that are recorded whole.
+const ANSWERS: [usize; 2] = [4 * 1024, 64 * 1024];
 
 pub(super) fn measure(quick: bool) -> Result<Vec<Row>> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
@@ -39,6 +43,9 @@ pub(super) fn measure(quick: bool) -> Result<Vec<Row>> {
     ];
     for callers in CALLERS {
         rows.extend(on_sqlite(&runtime, folder.path(), sync, callers, rounds, span)?);
+    }
+    for bytes in ANSWERS {
+        rows.push(with_answers(&runtime, folder.path(), bytes, rounds, span)?);
     }
     rows.extend(on_postgres(&runtime, rounds, span)?);
     rows.push(verify(&runtime, folder.path(), if quick { 30_000 } else { 100_000 })?);
@@ -62,7 +69,7 @@ fn on_sqlite(
         plain.push(plain_table(&place.path().join("plain.db"), callers, span)?);
         let ours = |name: &str, durability| {
             let address = Address::Sqlite(place.path().join(name));
-            runtime.block_on(calls(&address, callers, durability, span))
+            runtime.block_on(calls(&address, callers, durability, span, None))
         };
         let told = ours("strict.db", Durability::Strict)?;
         strict.push(told.per_second);
@@ -99,6 +106,46 @@ fn on_sqlite(
     ])
 }
 
+/// Measures calls whose answers have so many bytes, and are recorded whole.
+fn with_answers(runtime: &Runtime, folder: &Path, bytes: usize, rounds: usize, span: Duration) -> Result<Row> {
+    let (callers, mut ours, mut floors) = (256, Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        let place = tempfile::tempdir_in(folder)?;
+        let path = place.path().join("answers.db");
+        let address = Address::Sqlite(path.clone());
+        let told = runtime.block_on(calls(&address, callers, Durability::Strict, span, Some(bytes)))?;
+        ours.push(told.per_second);
+        floors.push(by_hand(&path, &place.path().join("floor.db"), callers)?);
+    }
+    let ratio = median(ours.iter().zip(&floors).map(|(ours, floor)| ours / floor).collect());
+    Ok(Row {
+        floor: Some(("the same rows by hand", Figure::PerSecond(median(floors)))),
+        ratio: Some(ratio),
+        goal: Some(Goal::RatioAtLeast(0.6)),
+        ..rate(format!("SQLite, strict, {callers} callers, answers of {} KiB", bytes / 1024), ours)
+    })
+}
+
+/// Returns a tool that answers with a text of so many bytes.
+fn answering(bytes: usize) -> SharedTool {
+    let lines =
+        (0..).map(|number| format!("{number}: fn step_{number}(&self, call: &Call) -> Result<(), CallError> {{\n"));
+    let mut text = String::new();
+    for line in lines {
+        text.push_str(&line);
+        if text.len() >= bytes {
+            break;
+        }
+    }
+    text.truncate(bytes);
+    let mut spec = ToolSpec::new(no_op_name(), "Answers").read_only();
+    spec.input_schema = schema();
+    Arc::new(tool(spec, move |_: Value, _run| {
+        let answer = Outcome::text(text.clone());
+        async { Ok(answer) }
+    }))
+}
+
 fn rate(name: String, samples: Vec<f64>) -> Row {
     Row { name, ours: Figure::PerSecond(median(samples)), floor: None, ratio: None, goal: None }
 }
@@ -114,7 +161,7 @@ fn on_postgres(runtime: &Runtime, rounds: usize, span: Duration) -> Result<Vec<R
             plain.push(runtime.block_on(plain_postgres(&address, callers, span))?);
             for (durability, samples) in [(Durability::Strict, &mut strict), (Durability::Relaxed, &mut relaxed)] {
                 let url = runtime.block_on(new_database(&address))?;
-                samples.push(runtime.block_on(calls(&url.parse()?, callers, durability, span))?.per_second);
+                samples.push(runtime.block_on(calls(&url.parse()?, callers, durability, span, None))?.per_second);
             }
         }
         let ratio = median(strict.iter().zip(&plain).map(|(ours, floor)| ours / floor).collect());
@@ -169,7 +216,7 @@ pub(super) fn spin(duration: Duration, durability: Durability) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let folder = tempfile::tempdir_in(".")?;
     let address = Address::Sqlite(folder.path().join("history.db"));
-    let told = runtime.block_on(calls(&address, 256, durability, duration))?;
+    let told = runtime.block_on(calls(&address, 256, durability, duration, None))?;
     println!("{:.0} calls per second", told.per_second);
     Ok(())
 }
@@ -179,10 +226,23 @@ struct Told {
     latencies: Vec<Duration>,
 }
 
-/// Has this many callers call a tool that does nothing, each one call after the other.
-async fn calls(address: &Address, callers: usize, durability: Durability, span: Duration) -> Result<Told> {
+/// Has this many callers call a tool that does nothing, each one call after the other. With `answer_bytes` it answers
+/// with so many bytes, which are recorded whole.
+async fn calls(
+    address: &Address,
+    callers: usize,
+    durability: Durability,
+    span: Duration,
+    answer_bytes: Option<usize>,
+) -> Result<Told> {
     let journal = Arc::new(Store::open(address)?.journal(&JournalOptions::default())?);
-    let mut builder = Executor::builder().tool(no_op());
+    let mut builder = match answer_bytes {
+        Some(bytes) => Executor::builder().tools([answering(bytes)]),
+        None => Executor::builder().tool(no_op()),
+    };
+    if answer_bytes.is_some() {
+        builder.results = ResultRecording::Whole;
+    }
     builder.limits = Limits { calls_running_max: u32::MAX, calls_running_per_agent_max: u32::MAX, ..Limits::default() };
     builder.journal = Arc::clone(&journal) as _;
     builder.durability = durability;
@@ -247,7 +307,7 @@ fn ninety_ninth(samples: &mut [f64]) -> f64 {
 fn verify(runtime: &Runtime, folder: &Path, calls_wanted: usize) -> Result<Row> {
     let address = Address::Sqlite(folder.join("verify.db"));
     let span = Duration::from_secs_f64(calls_wanted as f64 / 20_000.0);
-    runtime.block_on(calls(&address, 256, Durability::Relaxed, span))?;
+    runtime.block_on(calls(&address, 256, Durability::Relaxed, span, None))?;
     let store = Store::open(&address)?;
     let rates = (0..3).map(|_| {
         let began = Instant::now();

@@ -32,6 +32,9 @@ pub(super) fn by_hand(source: &Path, path: &Path, callers: usize) -> Result<f64>
         for call in group {
             put(&transaction, EVENT, &call.events[2])?;
             put(&transaction, ENDING, &call.ending)?;
+            if let Some(result) = &call.result {
+                put(&transaction, RESULT, result)?;
+            }
         }
         transaction.commit()?;
     }
@@ -45,6 +48,7 @@ struct Rows {
     events: Vec<Values>,
     opening: Values,
     ending: Values,
+    result: Option<Values>,
 }
 
 const EVENT: &str = "INSERT INTO events (seq, instance, instance_seq, at, name, execution, subject, data, hash)
@@ -54,6 +58,8 @@ const OPENING: &str =
     attempts, instance) VALUES (?1, ?2, ?3, ?4, 'running', ?5, ?6, 1, ?7)";
 const ENDING: &str =
     "UPDATE tool_executions SET status = ?2, completed_at = ?3, duration_ms = ?4, output_size_bytes = ?5 WHERE id = ?1";
+
+const RESULT: &str = "INSERT INTO results (id, result_json) VALUES (?1, ?2)";
 
 fn put(connection: &Connection, sql: &str, values: &Values) -> Result<()> {
     connection.prepare_cached(sql)?.execute(rusqlite::params_from_iter(values))?;
@@ -71,11 +77,13 @@ fn read_calls(connection: &Connection) -> Result<Vec<Rows>> {
     let mut events = connection.prepare(
         "SELECT seq, instance, instance_seq, at, name, execution, subject, data, hash FROM events WHERE execution = ?1 ORDER BY seq",
     )?;
+    let mut results = connection.prepare("SELECT id, result_json FROM results WHERE id = ?1")?;
     while let Some(row) = rows.next()? {
         let id: i64 = row.get(0)?;
         let events = events.query_map([id], |row| values(row, 0, 9))?.collect::<rusqlite::Result<Vec<Values>>>()?;
         if events.len() == 3 {
-            calls.push(Rows { events, opening: values(row, 0, 7)?, ending: values(row, 7, 12)? });
+            let result = results.query_map([id], |row| values(row, 0, 2))?.next().transpose()?;
+            calls.push(Rows { events, opening: values(row, 0, 7)?, ending: values(row, 7, 12)?, result });
         }
     }
     Ok(calls)

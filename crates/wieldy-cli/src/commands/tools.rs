@@ -156,6 +156,7 @@ fn description(spec: &ToolSpec, limits: &[CallLimit]) -> String {
         ("confirmation", spec.requires_confirmation.then(|| "each time".to_owned())),
         ("timeout", seconds(spec.constraints.timeout)),
         ("timeout at most", seconds(spec.constraints.timeout_max)),
+        ("results", spec.private_result.then(|| "not recorded".to_owned())),
         ("cached for", seconds(spec.cache.map(|cache| cache.ttl))),
     ];
     let mut text = format!("{}: {}\n\n", shown_in_line(&spec.name), shown(&spec.description));

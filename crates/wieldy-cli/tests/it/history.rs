@@ -253,6 +253,7 @@ fn answers_are_recorded_as_the_configuration_and_the_tool_say() {
     assert_eq!(recorded("loud", &["--set", "history.tools.loud.results=none"]), None);
     assert_eq!(recorded("quiet", &["--set", "history.results=whole"]), None, "its definition says so");
     assert_eq!(recorded("quiet", &["--set", "history.tools.quiet.results=whole"]), None);
+    assert!(world.run(&["tools", "show", "quiet"]).contains("not recorded"));
     assert!(world.run(&["audit", "verify"]).starts_with("exit: 0\n"));
 }
 
