@@ -93,7 +93,8 @@ const CUT_NOTE: (&str, &str, &str) = ("\n… ", " bytes left out; ", " …\n");
 /// Maximum number of bytes of a word that is removed beside a cut.
 const CUT_WORD_BYTES_MAX: usize = 512;
 
-/// Removes the words beside the place where an output was cut, because a secret may have been cut in two there.
+/// Removes the words beside the place where an output was cut, because a secret may have been cut in two there, and the
+/// rest of a private key after it.
 fn without_cut_words(text: String) -> String {
     let (begin, middle, end) = CUT_NOTE;
     let Some(at) = text.find(middle) else { return text };
@@ -104,6 +105,7 @@ fn without_cut_words(text: String) -> String {
     let tail_to = text.ceil_char_boundary((to + CUT_WORD_BYTES_MAX).min(text.len()));
     let head = text[head_from..from].rfind(is_space).map_or(head_from, |space| head_from + space);
     let tail = text[to..tail_to].find(is_space).map_or(tail_to, |space| to + space);
+    let tail = tail.max(to + redact::end_of_cut_key(&text[to..]));
     format!("{}{}{}", &text[..head], &text[from..to], &text[tail..])
 }
 
@@ -216,7 +218,9 @@ mod tests {
         let text = format!("the key: rosebud{note}-1941 is\nsecret");
         assert_eq!(cut(&text, true), Some(format!("the key:{note} is\nsecret")));
         assert_eq!(cut(&text, false), Some(text.clone()), "the words of a file that has such a line");
-        assert_eq!(cut(&format!("rosebud{note}-1941"), true), Some(note));
+        assert_eq!(cut(&format!("rosebud{note}-1941"), true), Some(note.clone()));
+        let key = format!("one two{note}MIIE\nvQIB\n-----END PRIVATE KEY-----\nthree");
+        assert_eq!(cut(&key, true), Some(format!("one{note}\nthree")));
         assert_eq!(cut("no cut", true), Some("no cut".into()));
     }
 }

@@ -23,6 +23,7 @@ use crate::tool::ToolSpec;
 
 pub use known_secrets::{hide, unhide};
 pub use patterns::compile;
+pub(crate) use patterns::end_of_cut_key;
 pub use stream::StreamRedactor;
 
 /// The replacement for a secret.

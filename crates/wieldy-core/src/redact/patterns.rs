@@ -261,6 +261,12 @@ fn end_of(text: &str, start: usize, kind: ValueKind) -> Option<usize> {
     }
 }
 
+/// Returns the length of the rest of a private key whose beginning was cut off, or 0 if the text begins in no key.
+pub(crate) fn end_of_cut_key(text: &str) -> usize {
+    let end = PEM_END.find(text).filter(|end| !text[..end.start()].contains("-----BEGIN "));
+    end.map_or(0, |end| end.end())
+}
+
 /// Returns the part of a value to hide: without its quotes, and without the signs that end a sentence or a list.
 fn inside(text: &str, place: Range<usize>, kind: ValueKind) -> Range<usize> {
     let value = &text[place.clone()];
