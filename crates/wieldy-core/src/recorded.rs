@@ -63,7 +63,7 @@ impl RecordedResult {
         if let Some(artifact) = &result.artifact {
             stored.insert("artifact".into(), json!(artifact));
         }
-        let json = Value::Object(stored).to_string();
+        let json = serde_json::to_string(&stored).expect("texts and numbers are JSON");
         Some(Self { hash: blake3::hash(json.as_bytes()), json })
     }
 }

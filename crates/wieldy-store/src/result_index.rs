@@ -7,8 +7,9 @@ use serde_json::Value as Json;
 use crate::database::{Database, Dialect, TextPlace, one_int};
 use crate::error::StoreError;
 
-/// Maximum number of records whose results an executor indexes together, and of those that a search indexes.
-pub(crate) const INDEXED_AT_ONCE: i64 = 10_000;
+/// Maximum number of records whose results an executor indexes together, and of those that a search indexes. Their
+/// texts are in memory meanwhile.
+pub(crate) const INDEXED_AT_ONCE: i64 = 2_000;
 pub(crate) const INDEXED_BY_SEARCH: i64 = 1_000;
 /// Maximum number of bytes of one result whose words are indexed.
 const TEXT_BYTES_MAX: usize = 64 * 1024;

@@ -182,6 +182,7 @@ fn mistakes_name_file_line_and_key() {
 
     ----- stderr -----
     error: wieldy.toml:1: string values must be quoted, expected literal string
+    hint: the names that this file hides and protects must be readable before a command runs: correct the file, or name another one with `--config FILE`
     ");
 }
 
