@@ -8,4 +8,6 @@ CREATE TABLE result_index (
     one INTEGER PRIMARY KEY CHECK (one = 1),
     seq INTEGER NOT NULL
 );
-INSERT INTO result_index (one, seq) VALUES (1, 0);
+-- Records of earlier programs have no results.
+INSERT INTO result_index (one, seq)
+    SELECT 1, CASE WHEN EXISTS (SELECT 1 FROM results) THEN 0 ELSE seq END FROM trail;
