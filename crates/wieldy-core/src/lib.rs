@@ -17,9 +17,9 @@
 //! | `policy`, `input`, `confirm`, `program` | the proofs `Grant`, `Input` and `Consent`; the program that a person agrees to |
 //! | `cache`, `footprint` | stored answers and single flight; the paths that a call reads and writes |
 //! | `admit`, `concurrency`, `rate`, `breaker` | slots and the priority queue (the proof `Slot`); how many calls of a batch run at once; rate limits; circuit breakers |
-//! | `attempt`, `clock`, `run`, `denial_recorder`, `capture` | one attempt under its clocks; the interface of a running tool; its denials; its output |
+//! | `attempt`, `clock`, `run`, `denial_recorder`, `capture` | one attempt under its clocks, and the decision to repeat it; the interface of a running tool; its denials; its output |
 //! | `flight`, `batch`, `order`, `references`, `task` | a call in flight; several calls in a safe order; calls in the background |
-//! | `resume` | calls and results after a restart |
+//! | `resume` | after a restart: results of tasks put back, safe calls run again |
 //! | `event`, `journal`, `observe`, `shown`, `severity`, `recorded` | events and the state of a call; their order; live observation; as they are shown; how bad they are; results for the history |
 //! | `redact/patterns`, `redact/known_secrets`, `redact/stream` | the patterns of secrets; named values; secrets in text that arrives in pieces |
 //! | `artifact`, `present` | large output; text within a model's budget |

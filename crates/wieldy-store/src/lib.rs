@@ -5,10 +5,11 @@
 //!
 //! In reading order: `hash_chain` defines records and how they are chained; `record_to_row`, `projection`, `metadata`
 //! and `histogram` project them to table rows. `journal` takes the events of an executor and puts them into the `queue`;
-//! `wal` is its write-ahead log, and `wal_writer` the thread that writes it; `committer` is the thread that commits to
-//! the database, `claim` has the claims of idempotency keys. `recovery` commits the logs that dead executors left (after
-//! `kill -9`; `sqlite/liveness` finds them), closes their calls, and returns the results that clients may still ask for
-//! (table `answers`; the table `results` has what tools answered); `sandboxes` records the ends of their sandboxes.
+//! `wal` is its write-ahead log, a file of our own beside SQLite's `-wal`, and `wal_writer` the thread that writes it;
+//! `committer` is the thread that commits to the database, `claim` has the claims of idempotency keys. `recovery`
+//! commits the logs that dead executors left (after `kill -9`; `sqlite/liveness` finds them), closes their calls, and
+//! returns the results of tasks and idempotency keys, which clients may still ask for (table `answers`; the table
+//! `results` has what the history shows of every result); `sandboxes` records the ends of their sandboxes.
 //! `query` and `events` read, `result_index` has the words of recorded results, `history_tools` and `log_tools` are the
 //! same as tools for agents. `verify` checks that the history is whole, `audit` signs it, `retention` drops old records,
 //! `copy` copies a history. `database` is the interface that `sqlite` and `postgres` implement.
