@@ -16,7 +16,7 @@ use wieldy::{Backoff, BatchMode, Level, Network, Priority, Status, parse_duratio
 use crate::commands::completions;
 
 use help::{ARGUMENTS_HELP, CONFIGURATION_HELP, HISTORY_HELP, IMPORT_HELP, LOGIN_HELP, RUN_HELP, TRUST_HELP};
-pub(crate) use history::{AuditArgs, AuditCommand, FilterArgs, HistoryArgs, HistoryCommand};
+pub(crate) use history::{AuditArgs, AuditCommand, FilterArgs, HistoryArgs, HistoryCommand, TextIn};
 
 /// Returns a parser of isolation levels by their names.
 fn levels() -> impl TypedValueParser<Value = Level> {

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use clap_complete::engine::ArgValueCandidates;
 use wieldy::Status;
 
@@ -46,9 +46,19 @@ pub(crate) struct FilterArgs {
     /// Only calls with these words, or beginnings of words, in the tool's name, the arguments or the error
     #[arg(long, value_name = "WORDS")]
     pub(crate) text: Option<String>,
+    /// The place of the words of `--text`: the calls, or what the tools answered [default: calls]
+    #[arg(long = "in", value_name = "PLACE", requires = "text")]
+    pub(crate) text_in: Option<TextIn>,
     /// Only calls whose metadata has this entry at its top level; may be repeated
     #[arg(long, value_name = "KEY=VALUE")]
     pub(crate) metadata: Vec<String>,
+}
+
+/// A place to look for words.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum TextIn {
+    Calls,
+    Results,
 }
 
 #[derive(Debug, Args)]

@@ -257,6 +257,24 @@ fn answers_are_recorded_as_the_configuration_and_the_tool_say() {
     assert!(world.run(&["audit", "verify"]).starts_with("exit: 0\n"));
 }
 
+// Shows: E5.4
+#[test]
+fn calls_are_found_by_the_words_of_their_answers() {
+    let world = World::new().file("a.txt", "the Connection was refused\n").file("b.txt", "nothing\n");
+    for file in ["path=a.txt", "path=b.txt"] {
+        assert!(world.run(&["call", "Read", file]).starts_with("exit: 0\n"));
+    }
+    let found = |arguments: &[&str]| -> Vec<Value> {
+        let page = world.json(&[&["history", "--json"], arguments].concat());
+        page["executions"].as_array().unwrap().iter().map(|call| call["parameters"]["path"].clone()).collect()
+    };
+    assert_eq!(found(&["--text", "connect refused", "--in", "results"]), ["a.txt"]);
+    assert!(found(&["--text", "connect refused"]).is_empty());
+    assert!(found(&["--text", "connect refused", "--in", "calls"]).is_empty());
+    assert!(found(&["--text", "b.txt", "--in", "results"]).is_empty());
+    assert!(world.run(&["history", "--in", "results"]).starts_with("exit: 2\n"));
+}
+
 const SAYING_TOOLS: &str = r#"
 [[tool]]
 name = "loud"

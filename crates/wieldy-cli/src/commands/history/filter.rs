@@ -9,7 +9,7 @@ use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
 use wieldy::{GroupBy, Query, TextPlace, parse_duration, redact};
 
-use crate::args::FilterArgs;
+use crate::args::{FilterArgs, TextIn};
 use crate::exit::Failure;
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -35,7 +35,10 @@ pub(super) fn query(args: &FilterArgs) -> Result<Query, Failure> {
         since: time("--since", &args.since)?,
         until: time("--until", &args.until)?,
         text: args.text.clone(),
-        text_in: TextPlace::Calls,
+        text_in: match args.text_in {
+            Some(TextIn::Results) => TextPlace::Results,
+            Some(TextIn::Calls) | None => TextPlace::Calls,
+        },
         metadata: args.metadata.iter().map(|pair| entry(pair)).collect::<Result<_, _>>()?,
         cursor: None,
     })

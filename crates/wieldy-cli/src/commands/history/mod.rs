@@ -14,7 +14,7 @@ use crate::args::{FilterArgs, HistoryArgs, HistoryCommand};
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
 use crate::history::{existing, failed};
-use crate::output::{Printer, shown_in_line};
+use crate::output::{Printer, counted, shown_in_line};
 
 pub(crate) use keep::human_size;
 
@@ -50,6 +50,12 @@ fn list(args: &HistoryArgs, config: &Config, printer: &Printer) -> Result<Exit, 
     if printer.json {
         printer.json(&page)?;
         return Ok(Exit::Success);
+    }
+    if let Some(index) = page.results.filter(|index| index.waiting > 0) {
+        printer.tell(&format!(
+            "note: the answers of the latest {} are not searched yet; search again in a moment",
+            counted(index.waiting as usize, "record")
+        ));
     }
     if page.executions.is_empty() {
         printer.tell(told_of_none(&query));
