@@ -154,9 +154,9 @@ pub struct ExecutorBuilder {
     pub grace: Duration,
     /// Maximum number of bytes of text in a result if the tool does not set it.
     pub output_bytes_max: u64,
-    /// How much of results the history stores, if the journal stores results.
+    /// The part of results that the history stores, if the journal stores results.
     pub results: ResultRecording,
-    /// How much of the results of single tools the history stores, instead of `results`.
+    /// The part for single tools, instead of `results`.
     pub results_of_tools: HashMap<String, ResultRecording>,
     /// A sink that receives the raw output of all runs as it comes, including secrets, for a program that shows it to
     /// the caller. A sink that blocks delays the run.

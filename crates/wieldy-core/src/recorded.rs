@@ -9,7 +9,7 @@ use crate::redact::{self, Redacted};
 use crate::shown::NOT_KEPT;
 use crate::trace::cut;
 
-/// How much of a call's result the history stores.
+/// The part of a call's result that the history stores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ResultRecording {

@@ -53,7 +53,7 @@ struct SearchArgs {
     provider: Option<String>,
     /// Words that all occur in the tool's name, the arguments or the error.
     text: Option<String>,
-    /// Where the words of `text` occur: in the `calls` (by default), or in the `results`, what the tools answered.
+    /// The place of the words of `text`: in the `calls` (by default), or in the `results`, what the tools answered.
     #[serde(rename = "in", default)]
     place: Place,
     /// Only calls since a time such as `2026-11-16T08:00:00Z`, or a time back from now such as `2h`.

@@ -65,7 +65,7 @@ pub struct Page {
     pub executions: Vec<Execution>,
     /// The beginning of the next page, if there is one.
     pub next: Option<Cursor>,
-    /// How far the words of results are indexed, for a search in results.
+    /// The progress of the index of results, for a search in results.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub results: Option<ResultIndex>,
 }

@@ -14,7 +14,7 @@ pub(crate) const INDEXED_BY_SEARCH: i64 = 1_000;
 /// Maximum number of bytes of one result whose words are indexed.
 const TEXT_BYTES_MAX: usize = 64 * 1024;
 
-/// How far the words of recorded results are indexed.
+/// The progress of the index of recorded results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct ResultIndex {
     /// The last record of the trail up to which the results of calls are found.

@@ -22,7 +22,7 @@ pub(crate) struct HistoryConfig {
     pub(crate) age_max: Option<Duration>,
     /// The maximal size of the history in bytes; `None` means no limit.
     pub(crate) bytes_max: Option<u64>,
-    /// How much of results is recorded, and of the results of single tools.
+    /// The recorded part of results, and of the results of single tools.
     pub(crate) results: ResultRecording,
     pub(crate) results_of_tools: HashMap<String, ResultRecording>,
     /// The maximal age of recorded results; `None` means that of records.

@@ -65,7 +65,7 @@ pub(super) struct FileTool {
     argument_aliases: BTreeMap<String, String>,
 }
 
-/// What the history stores of the results: a definition may only say `none`.
+/// The part of the results that the history stores: a definition may only say `none`.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum FileResults {

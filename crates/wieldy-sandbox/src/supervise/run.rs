@@ -360,7 +360,7 @@ mod tests {
         assert!(!stop.is_cancelled(), "only this run was to stop");
     }
 
-    /// Whether the order was never sent, is unread or was read, the error is the same.
+    /// The error is the same for an order that was never sent, is unread, or was read.
     #[tokio::test(flavor = "multi_thread")]
     async fn a_supervisor_that_ends_is_a_sandbox_that_ended() {
         use crate::supervise::protocol;
