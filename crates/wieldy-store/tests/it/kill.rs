@@ -210,8 +210,8 @@ const FAILPOINTS: &[(&str, &str, &[u32])] = &[
     ("write.put", "work", &[1, 3, 20]),
     ("filing.committed", "work", &[1, 3, 20]),
     ("claim.made", "work", &[1, 5]),
-    ("recovery.wal_read", "work", &[1, 2]),
-    ("recovery.wal_committed", "work", &[1, 2]),
+    ("orphan.read", "work", &[1, 2]),
+    ("orphan.committed", "work", &[1, 2]),
     ("tool.before_effect", "work", &[1, 3, 20]),
     ("tool.after_effect", "work", &[1, 3, 20]),
     ("checkpoint.begun", "fill", &[1, 2]),
@@ -226,7 +226,7 @@ const FAILPOINTS: &[(&str, &str, &[u32])] = &[
 fn killed_at_every_failpoint(history: &dyn Fn() -> TestHistory) {
     for (name, does, times) in FAILPOINTS {
         let history = history();
-        let is_of_files = ["checkpoint", "log", "settle"].iter().any(|kind| name.starts_with(kind));
+        let is_of_files = ["checkpoint", "log", "orphan"].iter().any(|kind| name.starts_with(kind));
         if history.is_postgres() && is_of_files {
             continue;
         }
@@ -235,7 +235,7 @@ fn killed_at_every_failpoint(history: &dyn Fn() -> TestHistory) {
             if name.starts_with("journal") || name.starts_with("recovery") {
                 leave_many_open(&history);
             }
-            if name.starts_with("settle") {
+            if name.starts_with("orphan") {
                 leave_uncommitted_logs(&history);
             }
             let failpoint = format!("{name}:{times}");
