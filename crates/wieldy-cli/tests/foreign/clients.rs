@@ -57,8 +57,8 @@ fn the_inspector_lists_and_calls() {
             listed["tools"].as_array().unwrap().iter().map(|t| t["name"].as_str().unwrap()).collect();
         let ours = world.json(&["tools", "--json"]);
         let mut ours: Vec<&str> = ours.as_array().unwrap().iter().map(|tool| tool["name"].as_str().unwrap()).collect();
-        // The tool that the server adds.
-        ours.push("result_wait");
+        // The tools that the server adds.
+        ours.extend(["batch", "result_wait"]);
         ours.sort_unstable();
         assert_eq!(names, ours);
         let echoed = inspect(&["tools/call", "--tool-name", "Bash", "--tool-arg", "command=echo hi"]);

@@ -310,6 +310,9 @@ fn follow_and_cancel(world: &World) {
     let mut wire = Wire::new(world);
     let long = "everything__trigger-long-running-operation";
     wire.call(1, long, &json!({"duration": 1, "steps": 2}));
+    // The reference server adds tools after its start. On a busy machine, they are announced during the first call.
+    let is_announcement = |message: &Value| message["method"] == "notifications/tools/list_changed";
+    let next = |wire: &Wire| std::iter::repeat_with(|| wire.next()).find(|message| !is_announcement(message)).unwrap();
     // wieldy reports all progress in hundredths, in any unit that a tool counts.
     let progress = |token: u32, percent: f64| {
         let params = json!({"progressToken": token, "progress": percent, "total": 100.0});
@@ -322,12 +325,12 @@ fn follow_and_cancel(world: &World) {
             "_meta": {"wieldy/execution": "[id]", "wieldy/untrusted": "mcp:everything"},
         }})
     };
-    let told = [wire.next(), wire.next(), wire.next()].map(|message| world.filtered(&message));
+    let told = [next(&wire), next(&wire), next(&wire)].map(|message| world.filtered(&message));
     assert_eq!(told, [progress(1, 50.0), progress(1, 100.0), answer(1, said)]);
 
     // This call would take an hour, and is cancelled after its first step.
     wire.call(2, long, &json!({"duration": 3600, "steps": 10000}));
-    assert_eq!(wire.next(), progress(2, 0.01));
+    assert_eq!(next(&wire), progress(2, 0.01));
     assert!(world.processes().iter().any(|command| command.contains("server-everything")), "this finds processes");
     let params = json!({"requestId": 2, "reason": "enough"});
     wire.send(&json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}));
