@@ -169,3 +169,22 @@ fn connector() -> Result<&'static HttpsConnector<HttpConnector>, &'static str> {
     };
     CONNECTOR.get_or_init(make).as_ref().map_err(String::as_str)
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// The listener accepts the connection and never answers. Time is paused, so no test waits for the limit.
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_hangs_in_the_tls_handshake_is_unreached() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let to: Uri = format!("https://{}/", listener.local_addr().unwrap()).parse().unwrap();
+        let pool = HttpPool::default();
+        let send = tokio::time::timeout(2 * CONNECT_TIMEOUT, pool.send(&to, Request::new(Full::default())));
+        let Err(failure) = send.await.expect("the handshake has a limit") else { panic!("there is no answer") };
+        let told = "no connection could be made: it took too long";
+        assert!(matches!(&failure, Failure::Unreached(text) if &**text == told), "{failure:?}");
+    }
+}
