@@ -71,8 +71,8 @@
 //! | level | |
 //! | --- | --- |
 //! | none | nothing: it is not enforced |
-//! | native | a network namespace without a network (`supervise/fork_server.rs`); for listed hosts the proxy's listener in it (`supervise/init.rs`, `levels/native/sandbox.rs`) |
-//! | runc, crun, youki, gVisor | the same in a namespace that the container joins (`levels/oci/netns.rs`) |
+//! | native | begin at `proxy_hosts` in `levels/native/sandbox.rs`: a network namespace without a network (`supervise/fork_server.rs`), for listed hosts with the proxy's listener in it (`supervise/init.rs`) |
+//! | runc, crun, youki, gVisor | a network namespace of the container (`levels/oci/bundle.rs`; gVisor also by `--network` in `levels/oci/runtime.rs`); for listed hosts one with the proxy's listener (`levels/oci/netns.rs`) |
 //! | firecracker | no network; anything else is refused (`levels/firecracker/machine.rs`) |
 #![deny(unsafe_code)]
 #![cfg_attr(not(feature = "oci"), allow(dead_code, reason = "some parts of the layers serve containers only"))]

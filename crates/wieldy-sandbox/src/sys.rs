@@ -1,7 +1,7 @@
 //! Wraps system calls that need `unsafe` in small functions with safe signatures, each with the reason it is sound. No
 //! other file of the project has `unsafe` blocks, except tests.
 //!
-//! A function marked *quiet* does not allocate, lock or panic: it may run between `vfork` and `exec`, in a process that
+//! A function marked *vfork-safe* does not allocate, lock or panic: it may run between `vfork` and `exec`, in a process that
 //! still shares its parent's memory.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -63,7 +63,7 @@ impl Program {
         Self { candidates, words: List::new(words), variables: List::new(variables) }
     }
 
-    /// Executes the first candidate that can be executed. Returns only on failure, with the error number. Quiet.
+    /// Executes the first candidate that can be executed. Returns only on failure, with the error number. Vfork-safe.
     pub(crate) fn execute(&self) -> i32 {
         let mut reason = libc::ENOENT;
         for candidate in &self.candidates {
@@ -90,7 +90,7 @@ impl Stack {
 }
 
 /// Makes a process that calls `child`, which executes another program or returns. Until then this process is suspended
-/// and shares its memory with the child. So it sees what the child writes to `data`, and `child` must be quiet.
+/// and shares its memory with the child. So it sees what the child writes to `data`, and `child` must be vfork-safe.
 pub(crate) fn vfork<T>(stack: &mut Stack, data: &mut T, child: fn(&mut T)) -> io::Result<Pid> {
     struct Task<'a, T> {
         data: &'a mut T,
@@ -163,7 +163,7 @@ pub(crate) fn enter_mounts(namespace: &OwnedFd) -> io::Result<()> {
     Ok(move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Mount))?)
 }
 
-/// Ends this process at once, without running exit handlers. Quiet.
+/// Ends this process at once, without running exit handlers. Vfork-safe.
 pub(crate) fn exit_now(code: i32) -> ! {
     // SAFETY: takes a plain number and does not return.
     unsafe { libc::_exit(code) }
@@ -189,7 +189,7 @@ pub(crate) fn close_all_but(kept: &mut [RawFd]) -> io::Result<()> {
     close_range(first, RawFd::MAX)
 }
 
-/// Closes a range of descriptors. Quiet.
+/// Closes a range of descriptors. Vfork-safe.
 pub(crate) fn close_range(first: RawFd, last: RawFd) -> io::Result<()> {
     // SAFETY: takes plain numbers; called only in new processes, in which no owner of a descriptor in that range is
     // used again.
@@ -197,7 +197,7 @@ pub(crate) fn close_range(first: RawFd, last: RawFd) -> io::Result<()> {
     if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Duplicates `fd` to the number `to`, open across `exec`. Quiet.
+/// Duplicates `fd` to the number `to`, open across `exec`. Vfork-safe.
 pub(crate) fn duplicate_to(fd: RawFd, to: RawFd) -> io::Result<()> {
     if fd == to {
         // SAFETY: takes plain numbers.
@@ -207,7 +207,7 @@ pub(crate) fn duplicate_to(fd: RawFd, to: RawFd) -> io::Result<()> {
     checked(unsafe { libc::dup3(fd, to, 0) }).map(drop)
 }
 
-/// Sets every signal to its default action. Quiet.
+/// Sets every signal to its default action. Vfork-safe.
 pub(crate) fn reset_signal_handlers() {
     /// The kernel's `sigaction` of `SIG_DFL`, without flags, restorer or mask; no architecture has a longer one.
     const DEFAULT: [u64; 8] = [0; 8];
@@ -222,17 +222,17 @@ pub(crate) fn reset_signal_handlers() {
 const SIGNAL_MAX: c_int = 64;
 const SIGNAL_SET_BYTES: usize = size_of::<u64>();
 
-/// Unblocks every signal. Quiet.
+/// Unblocks every signal. Vfork-safe.
 pub(crate) fn unblock_signals() {
     set_signal_mask(0);
 }
 
-/// Blocks every signal that can be blocked. Quiet.
+/// Blocks every signal that can be blocked. Vfork-safe.
 pub(crate) fn block_signals() {
     set_signal_mask(u64::MAX);
 }
 
-/// Sets this thread's mask of blocked signals, one bit for each. Quiet.
+/// Sets this thread's mask of blocked signals, one bit for each. Vfork-safe.
 fn set_signal_mask(mask: u64) {
     let before = ptr::null_mut::<u64>();
     // SAFETY: the kernel reads a set of the size that is given, and writes nothing.
@@ -333,7 +333,7 @@ fn set_mount_attributes(
 }
 
 /// Restricts this thread and its future children by a Landlock ruleset, permanently. `no_new_privs` must be set before.
-/// The `landlock` crate's own function is not used, since it allocates. Quiet.
+/// The `landlock` crate's own function is not used, since it allocates. Vfork-safe.
 pub(crate) fn landlock_restrict(ruleset: RawFd) -> io::Result<()> {
     // SAFETY: takes plain numbers.
     let status = unsafe { libc::syscall(libc::SYS_landlock_restrict_self, ruleset, 0) };

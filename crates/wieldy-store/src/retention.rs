@@ -16,7 +16,7 @@ use crate::hash_chain::Record;
 use crate::histogram::DAY;
 use crate::store::{JournalOptions, Store};
 
-/// The limits of the history.
+/// The age and the size beyond which the history drops its oldest records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Retention {
     /// The greatest age of a record.

@@ -15,7 +15,7 @@ use super::failure::{Failure, http_status};
 use super::http_pool::{Body, HttpPool};
 use super::sse;
 
-/// Maximum size of one message.
+/// Maximum size of one message from a server over HTTP.
 pub(super) const MESSAGE_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// Maximum number of bytes read of an error response.
 const ERROR_BODY_BYTES_MAX: usize = 64 * 1024;

@@ -259,7 +259,7 @@ pub struct ToolRule {
     pub confirm: Option<bool>,
     /// The time limit of a call.
     pub timeout: Option<Duration>,
-    /// The silence limit of a call.
+    /// The silence limit of a call of this tool: the longest time without progress.
     pub silence: Option<Duration>,
 }
 

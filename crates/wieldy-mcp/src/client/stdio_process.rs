@@ -17,7 +17,7 @@ use wieldy_core::{Denial, Ended, Exit, Feed, OutputSink, Sandbox, SandboxError, 
 
 use super::settings::Program;
 
-/// Maximum size of one message.
+/// Maximum size of one message from a server over its standard output.
 const MESSAGE_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// Maximum size of all lines that wait to be parsed.
 const WAITING_BYTES_MAX: usize = 2 * MESSAGE_BYTES_MAX;

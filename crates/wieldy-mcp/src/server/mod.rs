@@ -99,7 +99,7 @@ pub struct ServerOptions {
     pub batch: BatchCalls,
     /// Maximum number of calls in one use of the tool `batch` by a caller without a plan.
     pub batch_calls_max: usize,
-    /// Maximum size of one message.
+    /// Maximum size of one message from a client.
     pub message_bytes_max: usize,
     /// Maximum number of open requests of one connection.
     pub requests_max: usize,

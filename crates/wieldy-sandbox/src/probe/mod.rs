@@ -73,7 +73,7 @@ pub struct Report {
     pub user: u32,
     /// Every isolation level by its name, weakest first.
     pub levels: Vec<Probed>,
-    /// The parts of the kernel that the native level is made of.
+    /// The findings about each kernel feature that the native level needs.
     pub features: Vec<Probed>,
     /// The way control groups are mounted: `v2`, `hybrid`, `v1` or `none`.
     pub cgroups: &'static str,

@@ -270,7 +270,7 @@ struct Start {
     failure: Option<Failure>,
 }
 
-/// Runs in the child: becomes the command, or stores the error. Quiet (see `sys.rs`).
+/// Runs in the child: becomes the command, or stores the error. Vfork-safe (see `sys.rs`).
 fn become_command(start: &mut Start) {
     let failure = match enter(start) {
         Ok(()) => (StartStep::Program, start.program.execute()),

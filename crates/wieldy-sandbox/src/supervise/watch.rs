@@ -157,7 +157,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Finds all living processes and raises the peak of their number.
+    /// Finds all living processes of the tree and raises the peak of their number of threads.
     fn count(&mut self, tree: &mut Tree) -> Living {
         let mut living = Living::default();
         // List all of them before reading more about one: there may be many, and they change quickly.

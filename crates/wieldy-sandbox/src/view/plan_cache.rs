@@ -172,7 +172,7 @@ struct Folder {
     entries: Vec<(PathBuf, Option<Entry>)>,
     /// Filters, and the names that passed them.
     names: Vec<(Wanted, Vec<String>)>,
-    /// The stamp of the folder when all this was last checked, if any later change would give another one.
+    /// The stamp of the folder when its entries and names were last checked, if any later change would give another one.
     seen: Option<Stamp>,
 }
 
