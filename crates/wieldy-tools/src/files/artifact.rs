@@ -1,4 +1,5 @@
-//! `GetArtifact`: reads an output that was too large for its result, in pages or by a pattern.
+//! `GetArtifact`: reads an output that was too large for its result: in pages, by a pattern, by a JSON pointer, or as
+//! the difference to another one.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -9,12 +10,16 @@ use serde_json::json;
 use wieldy_core::artifact::{ArtifactError, ArtifactId, Grep, grep};
 use wieldy_core::{CallError, Code, Outcome, Provider, Run, RunError, Tool, ToolSpec};
 
-use super::error::blocking;
+use super::artifact_json;
+use super::diff;
+use super::error::{FileError, blocking};
 use super::pattern;
 
-const LENGTH_MAX: u64 = 256 * 1024;
+pub(super) const LENGTH_MAX: u64 = 256 * 1024;
+/// Maximum size of an artifact that is compared with another one.
+const COMPARED_BYTES_MAX: u64 = 8 * 1024 * 1024;
 
-/// A tool that reads stored outputs, in pages or by a pattern.
+/// A tool that reads stored outputs.
 pub struct GetArtifact;
 
 /// A part to read.
@@ -36,6 +41,12 @@ pub struct GetArtifactArgs {
     #[serde(default = "limit")]
     #[schemars(range(min = 1, max = 1000))]
     limit: NonZeroU32,
+    /// Return only the value at this JSON pointer, such as `/items/0/name`, of an output that is JSON. `offset` and
+    /// `length` then count in the text of that value.
+    #[schemars(length(max = 1000))]
+    pointer: Option<String>,
+    /// Return only the lines in which the output differs from this earlier artifact.
+    compare: Option<String>,
 }
 
 fn length() -> u64 {
@@ -52,8 +63,8 @@ impl Tool for GetArtifact {
     fn spec(&self) -> ToolSpec {
         let mut spec = ToolSpec::new(
             "GetArtifact",
-            "Reads an output that was too large for a result: a part of it by offset and length, \
-             or the lines that match a pattern.",
+            "Reads an output that was too large for a result: a part of it by offset and length, the lines that match \
+             a pattern, a value by JSON pointer, or the difference to another artifact.",
         )
         .read_only()
         .category("files")
@@ -69,9 +80,17 @@ impl Tool for GetArtifact {
     async fn run(&self, args: GetArtifactArgs, run: &Run) -> Result<Outcome, RunError> {
         let id = args.id.parse().map_err(run_error)?;
         let run = run.clone();
-        blocking(move || match &args.pattern {
-            Some(pattern) => lines(&run, id, pattern, args.limit.get() as usize),
-            None => part(&run, id, args.offset, args.length.min(LENGTH_MAX)),
+        let (offset, length) = (args.offset, args.length.min(LENGTH_MAX));
+        blocking(move || match (&args.pattern, &args.pointer, &args.compare) {
+            (None, None, None) => part(&run, id, offset, length),
+            (Some(pattern), None, None) => lines(&run, id, pattern, args.limit.get() as usize),
+            (None, Some(pointer), None) => artifact_json::value(&run, id, pointer, offset, length),
+            (None, None, Some(other)) => difference(&run, other.parse().map_err(run_error)?, id),
+            _ => Err(FileError::refused(
+                "`pattern`, `pointer` and `compare` cannot be used together",
+                "give one of them; `pattern` also searches a JSON output line by line",
+            )
+            .into()),
         })
         .await
     }
@@ -102,7 +121,7 @@ fn part(run: &Run, id: ArtifactId, offset: u64, length: u64) -> Result<Outcome, 
 }
 
 /// Returns the number of bytes up to the last character that the end of the page does not cut.
-fn whole_characters(bytes: &[u8]) -> usize {
+pub(super) fn whole_characters(bytes: &[u8]) -> usize {
     match bytes.utf8_chunks().last() {
         // A cut character at the end has at most three bytes. Anything else is not text, and is returned as it is.
         Some(last) if (1..4).contains(&last.invalid().len()) && bytes.len() > last.invalid().len() => {
@@ -131,6 +150,39 @@ fn lines(run: &Run, id: ArtifactId, pattern: &str, limit: usize) -> Result<Outco
         Outcome::text(lines.join("\n")).structured(json!({ "id": id, "matches": found, "count": count, "cut": cut }));
     outcome.partial = cut;
     Ok(outcome)
+}
+
+/// Returns the lines in which `id` differs from the artifact `earlier`.
+fn difference(run: &Run, earlier: ArtifactId, id: ArtifactId) -> Result<Outcome, RunError> {
+    let (old, new) = (all_of(run, earlier, COMPARED_BYTES_MAX)?, all_of(run, id, COMPARED_BYTES_MAX)?);
+    let (old_name, new_name) = (earlier.to_string(), id.to_string());
+    let equal = old == new;
+    let text = if equal {
+        format!("both artifacts have the same {} bytes", new.len())
+    } else {
+        diff::between((&old_name, &old), (&new_name, &new))
+    };
+    Ok(Outcome::text(text).structured(json!({ "id": id, "compare": earlier, "equal": equal })))
+}
+
+/// Returns all bytes of an artifact, unless they are more than `bytes_max` or were not all kept.
+pub(super) fn all_of(run: &Run, id: ArtifactId, bytes_max: u64) -> Result<Vec<u8>, RunError> {
+    let info = run.artifacts().describe(id, run.caller()).map_err(run_error)?;
+    if info.kept_bytes > bytes_max {
+        return Err(FileError::refused(
+            format!("`{id}` has {} bytes, and at most {bytes_max} are read at once", info.kept_bytes),
+            "read it by `offset` and `length`, or search its lines with `pattern`",
+        )
+        .into());
+    }
+    if info.total_bytes > info.kept_bytes {
+        return Err(FileError::refused(
+            format!("only {} of the {} bytes of `{id}` were kept", info.kept_bytes, info.total_bytes),
+            "read it by `offset` and `length`, or search its lines with `pattern`",
+        )
+        .into());
+    }
+    run.artifacts().read(id, run.caller(), 0, info.kept_bytes).map_err(run_error)
 }
 
 pub(super) fn run_error(error: ArtifactError) -> RunError {

@@ -17,12 +17,17 @@ pub(crate) fn unified(path: &str, old: Option<&[u8]>, new: &[u8]) -> String {
     if before.len().max(new.len()) > TEXT_BYTES_MAX {
         return "[too large for a diff]\n".to_owned();
     }
-    let (Ok(before), Ok(after)) = (text::decode(before, None), text::decode(new, None)) else {
+    let header = if old.is_some() { path } else { "/dev/null" };
+    between((header, before), (path, new))
+}
+
+/// Returns the changes from one named text to another, in the form of `diff -u`. The caller bounds both texts.
+pub(crate) fn between((old_name, old): (&str, &[u8]), (new_name, new): (&str, &[u8])) -> String {
+    let (Ok(before), Ok(after)) = (text::decode(old, None), text::decode(new, None)) else {
         return "[binary content]\n".to_owned();
     };
     let diff = TextDiff::configure().timeout(TIME_MAX).diff_lines(&*before.text, &*after.text);
-    let header = if old.is_some() { path } else { "/dev/null" };
-    bounded(diff.unified_diff().header(header, path).to_string())
+    bounded(diff.unified_diff().header(old_name, new_name).to_string())
 }
 
 fn bounded(mut diff: String) -> String {

@@ -16,6 +16,7 @@ mod save;
 mod walk;
 
 mod artifact;
+mod artifact_json;
 mod delete;
 mod edit;
 mod glob;

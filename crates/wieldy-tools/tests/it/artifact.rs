@@ -81,3 +81,92 @@ async fn an_artifact_of_another_tenant_is_not_there() {
     (take the id from the result of the call that made it; old artifacts are removed)
     ");
 }
+
+#[tokio::test]
+async fn an_artifact_that_is_json_is_asked_by_pointer() {
+    let world = World::new();
+    let output = json!({"items": [{"name": "ä".repeat(40), "a/b": 1}, {"name": "two", "ok": true}], "total": 2});
+    let id = store_artifact(&world, &Caller::local(), &output.to_string());
+    let pointer = async |pointer: &str| world.text("GetArtifact", json!({"id": id, "pointer": pointer})).await;
+    assert_eq!(pointer("/items/1/name").await, "two");
+    assert_eq!(pointer("/items/0/a~1b").await, "1");
+    assert_eq!(pointer("/items/1").await, "{\n  \"name\": \"two\",\n  \"ok\": true\n}");
+    assert_eq!(pointer("").await, serde_json::to_string_pretty(&output).expect("JSON"));
+
+    let mut page = world.call("GetArtifact", json!({"id": id, "pointer": "/items/0/name", "length": 5})).await;
+    page.structured.as_mut().expect("a place")["id"] = json!("…");
+    insta::assert_snapshot!(whole(&page), @r#"
+    {
+      "status": "success",
+      "content": [
+        "ää\n[bytes 0 to 4 of 80; read on with `offset` 4]"
+      ],
+      "structured": {
+        "id": "…",
+        "pointer": "/items/0/name",
+        "kind": "a text",
+        "offset": 0,
+        "length": 4,
+        "next_offset": 4,
+        "total_bytes": 80
+      },
+      "partial": false,
+      "error": null
+    }
+    "#);
+    let next = json!({"id": id, "pointer": "/items/0/name", "offset": 76, "length": 9});
+    assert_eq!(world.text("GetArtifact", next).await, "ää");
+    let far = json!({"id": id, "pointer": "/total", "offset": u64::MAX});
+    assert_eq!(world.text("GetArtifact", far).await, "");
+}
+
+#[tokio::test]
+async fn a_wrong_pointer_is_told_what_is_there() {
+    let world = World::new();
+    let mut output = json!({"items": [1, 2], "total": 2});
+    output["x".repeat(100_000)] = json!(0);
+    let id = store_artifact(&world, &Caller::local(), &output.to_string());
+    let refusal = async |pointer: &str| world.refusal("GetArtifact", json!({"id": id, "pointer": pointer})).await;
+    insta::assert_snapshot!(refusal("/item/0").await, @"
+    E3303: the output has no `item`
+    (did you mean `items`? it is an object with 3 keys: items, total, …)
+    ");
+    insta::assert_snapshot!(refusal("/items/2").await, @"
+    E3303: `/items` has no `2`
+    (it is a list of 2 items, numbered from 0)
+    ");
+    insta::assert_snapshot!(refusal("/total/x/y").await, @"
+    E3303: `/total` has no `x`
+    (it is a number, which has nothing in it)
+    ");
+    insta::assert_snapshot!(refusal("items").await, @"
+    E3303: `items` is not a JSON pointer
+    (begin with `/`, such as `/items/0/name`; write `~1` for `/` and `~0` for `~` in a key)
+    ");
+    let text = store_artifact(&world, &Caller::local(), "no JSON");
+    let message = world.refusal("GetArtifact", json!({"id": text, "pointer": "/a"})).await;
+    assert!(message.starts_with(&format!("E3303: `{text}` is not JSON: expected ident")), "{message}");
+    let message = world.refusal("GetArtifact", json!({"id": id, "pointer": "/a", "pattern": "b"})).await;
+    assert!(message.starts_with("E3303: `pattern`, `pointer` and `compare` cannot be used together"), "{message}");
+    let large = store_artifact(&world, &Caller::local(), &" ".repeat(8 * 1024 * 1024 + 1));
+    let message = world.refusal("GetArtifact", json!({"id": large, "pointer": "/a"})).await;
+    assert!(message.starts_with(&format!("E3303: `{large}` has 8388609 bytes, and at most 8388608 are")), "{message}");
+}
+
+#[tokio::test]
+async fn an_artifact_is_compared_with_an_earlier_one() {
+    let world = World::new();
+    let store = |text: &str| store_artifact(&world, &Caller::local(), text);
+    let (one, two, same) = (store("1\n2\n3\n"), store("1\ntwo\n3\n"), store("1\n2\n3\n"));
+    let compare = async |id: &str, with: &str| world.call("GetArtifact", json!({"id": id, "compare": with})).await;
+    let changed = compare(&two, &one).await;
+    assert_eq!(changed.text(), format!("--- {one}\n+++ {two}\n@@ -1,3 +1,3 @@\n 1\n-2\n+two\n 3\n"));
+    assert_eq!(changed.structured, Some(json!({"id": two, "compare": one, "equal": false})));
+    let equal = compare(&same, &one).await;
+    assert_eq!(equal.text(), "both artifacts have the same 6 bytes");
+    assert_eq!(equal.structured, Some(json!({"id": same, "compare": one, "equal": true})));
+    let owner = Caller { tenant: Some("acme".into()), permissions: Held::All, ..Caller::local() };
+    let theirs = store_artifact(&world, &owner, "secret");
+    let message = world.refusal("GetArtifact", json!({"id": one, "compare": theirs})).await;
+    assert!(message.starts_with(&format!("E3302: there is no artifact `{theirs}`")), "{message}");
+}
