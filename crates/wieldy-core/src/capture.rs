@@ -67,10 +67,13 @@ impl Capture {
         self.stderr.drain(..surplus);
     }
 
-    /// Returns the end of stderr as text.
-    pub(crate) fn stderr(&self) -> String {
-        let (front, back) = self.stderr.as_slices();
-        String::from_utf8_lossy(&[front, back].concat()).into_owned()
+    /// Returns the end of stderr as text. If nothing came on stderr, it is the end of the output: `Bash` and `Build`
+    /// join both streams.
+    pub(crate) fn error_output(&self) -> String {
+        let last = if self.stderr.is_empty() { &self.tail } else { &self.stderr };
+        let (front, back) = last.as_slices();
+        let all = if last.is_empty() { self.head.clone() } else { [front, back].concat() };
+        String::from_utf8_lossy(&all[all.len().saturating_sub(STDERR_BYTES_MAX)..]).into_owned()
     }
 
     pub(crate) fn write(&mut self, bytes: &[u8]) {
@@ -184,6 +187,21 @@ mod tests {
             capture.write(bytes);
         }
         (capture.so_far(), store)
+    }
+
+    #[test]
+    fn the_end_of_stderr_or_else_of_all_output_is_kept() {
+        let of = |inline_max, output: &str, stderr: &str| {
+            let owner = Arc::new(Caller::local());
+            let mut capture = Capture::new(inline_max, u64::MAX, Arc::new(MemoryArtifacts::default()), owner, None);
+            output.as_bytes().chunks(4).for_each(|bytes| capture.write(bytes));
+            capture.keep_stderr(stderr.as_bytes());
+            capture.error_output()
+        };
+        assert_eq!(of(100, "printed", "an error"), "an error");
+        assert_eq!(of(100, "printed", ""), "printed");
+        assert_eq!(of(8, "0123456789abcdef", ""), "cdef", "the tail, where the middle is left out");
+        assert_eq!(of(1 << 20, &"x".repeat(2 * STDERR_BYTES_MAX), ""), "x".repeat(STDERR_BYTES_MAX));
     }
 
     #[test]

@@ -343,11 +343,11 @@ impl Flight {
         capture.write(bytes);
     }
 
-    /// Returns the end of what the current attempt printed to stderr. It is `None` if a secret may be split over both
-    /// streams, because redaction would not find it.
-    pub(crate) fn stderr(&self) -> Option<String> {
+    /// Returns the end of what the current attempt printed as errors: on stderr, or else at all. It is `None` if a
+    /// secret may be split over both streams, because redaction would not find it.
+    pub(crate) fn error_output(&self) -> Option<String> {
         let capture = self.lock_capture();
-        capture.as_ref().filter(|_| !self.subject.arguments.is_parted()).map(|capture| capture.stderr())
+        capture.as_ref().filter(|_| !self.subject.arguments.is_parted()).map(|capture| capture.error_output())
     }
 
     /// Returns the output of the run so far, if there is any.

@@ -306,8 +306,8 @@ impl Run {
     /// Completes the error of this attempt by its trace, without secrets.
     pub(crate) fn explain(&self, error: &mut CallError) {
         let flight = &self.state.flight;
-        let stderr = if error.trace.is_none() { flight.stderr() } else { None };
-        trace::complete(error, stderr.as_deref(), &flight.subject.arguments);
+        let output = if error.trace.is_none() { flight.error_output() } else { None };
+        trace::complete(error, output.as_deref(), &flight.subject.arguments);
     }
 
     /// Stores a content block as an artifact, and returns a line that says so.

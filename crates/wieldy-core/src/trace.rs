@@ -32,14 +32,14 @@ impl CallError {
     }
 }
 
-/// Completes an error: fills in its trace, and redacts and cuts the trace and the server's data. `stderr` is the end
-/// of what the program printed as errors.
-pub(crate) fn complete(error: &mut CallError, stderr: Option<&str>, arguments: &Redacted) {
+/// Completes an error: fills in its trace, and redacts and cuts the trace and the server's data. `output` is the end of
+/// what the program printed as errors.
+pub(crate) fn complete(error: &mut CallError, output: Option<&str>, arguments: &Redacted) {
     let is_foreign = error.details.contains_key("data_from");
     let data = error.details.get_mut("data").filter(|_| is_foreign);
     if error.trace.is_none() {
         let given = data.as_deref().and_then(trace_in);
-        error.trace = given.or_else(|| stderr.and_then(printed::traceback).map(str::to_owned));
+        error.trace = given.or_else(|| output.and_then(printed::traceback).map(str::to_owned));
     }
     if let Some(data) = data {
         *data = redact::value(data).into_owned();

@@ -228,6 +228,25 @@ fn a_traceback_is_shown_without_secrets_where_a_failed_call_is_looked_at() {
     assert!(!text.contains("rosebud"), "{text}");
 }
 
+/// A script that fails with a traceback.
+const RAISE: &str = "printf 'begin\\nTraceback (most recent call last):\\n  File \"a.py\", line 1, in <module>\\nOSError: no\\n' >&2; exit 1";
+
+#[test]
+fn bash_and_build_tell_the_traceback_of_a_failed_program() {
+    let trace = "Traceback (most recent call last):\n  File \"a.py\", line 1, in <module>\nOSError: no";
+    let world = World::new().file("Makefile", &format!("all:\n\t@{RAISE}\n"));
+    let command = format!("command={RAISE}");
+    for call in [["call", "Bash", &command], ["call", "Build", "target=build"]] {
+        let result = world.json(&[&call[..], &["--isolation", "none", "--json"]].concat());
+        assert!(result["error"]["trace"].as_str().unwrap_or_default().starts_with(trace), "{result}");
+        let shown = world.run(&["history", "show", result["execution_id"].as_str().unwrap()]);
+        assert!(shown.contains("\n\ntrace\n  Traceback (most recent call last):\n"), "{shown}");
+    }
+    // The text is in the output already.
+    let text = world.run(&["call", "Bash", &command, "--isolation", "none", "--for-model"]);
+    assert_eq!(text.matches("Traceback").count(), 1, "{text}");
+}
+
 // Shows: E5.1
 #[test]
 fn answers_are_recorded_as_the_configuration_and_the_tool_say() {

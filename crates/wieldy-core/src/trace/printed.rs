@@ -1,4 +1,4 @@
-//! Finds the traceback of a Python, Node or Rust program at the end of its standard error.
+//! Finds the traceback of a Python, Node or Rust program at the end of its output.
 
 /// Maximum number of lines that may follow a traceback: a message of several lines, or a last word of a parent process.
 const LINES_AFTER_MAX: usize = 10;
@@ -13,19 +13,19 @@ const PYTHON_CHAIN: [&str; 2] = [
     "The above exception was the direct cause of the following exception:",
 ];
 
-/// Returns the traceback that a program's standard error ends with, if there is one.
-pub(super) fn traceback(stderr: &str) -> Option<&str> {
-    let stderr = stderr.trim_end();
+/// Returns the traceback that a program's output ends with, if there is one.
+pub(super) fn traceback(output: &str) -> Option<&str> {
+    let output = output.trim_end();
     let mut lines = Vec::new();
     let mut start = 0;
-    for line in stderr.split_inclusive('\n') {
+    for line in output.split_inclusive('\n') {
         lines.push((start, line.trim_end()));
         start += line.len();
     }
     let lines: Lines<'_> = &lines;
     // The last one to begin is the one that the program ended with.
     let first = [python(lines), node(lines), rust(lines)].into_iter().flatten().max()?;
-    Some(&stderr[lines[first].0..])
+    Some(&output[lines[first].0..])
 }
 
 /// The lines of a text, each with its position.
