@@ -22,7 +22,7 @@ fn the_list_has_a_line_per_tool() {
     Build           shell    writes  Builds, tests, checks or cleans the project in the workspace by the program that its files call for (Cargo.toml, package.json, go.mod, pyproject.toml, Makefile), or by the given command, and returns what it prints
     Delete          files    writes  Deletes a file or an empty folder; with `recursive`, a folder and all that is in it
     Edit            files    writes  Replaces exact text in a file
-    GetArtifact     files    reads   Reads an output that was too large for a result: a part of it by offset and length, or the lines that match a pattern
+    GetArtifact     files    reads   Reads an output that was too large for a result: a part of it by offset and length, the lines that match a pattern, a value by JSON pointer, or the difference to another artifact
     GetLogs         history  reads   Gets the log of your calls: the events of each, such as started, progress, warning, retry, failure, with times and facts
     GetMetrics      history  reads   Tells performance metrics of your calls: counts, failures and latency percentiles by tool or day, as `history_stats` does, and live counters of running and waiting calls and of tools whose circuit breaker is open
     GetState        state    reads   Tells the current state: your session, running and waiting calls, limits, tools whose circuit breaker is open, tasks, and background processes
