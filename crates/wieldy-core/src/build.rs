@@ -27,6 +27,7 @@ use crate::policy::{Denied, Policy};
 use crate::rate::{Rate, Rates};
 use crate::recorded::ResultRecording;
 use crate::registry::{Missing, RegisterError, Registered, Registration, Registry};
+use crate::repeated::RepeatedAnswers;
 use crate::sandbox::{Level, OutputSink, Sandbox, SandboxChange};
 use crate::sandboxes::Owners;
 use crate::task::{TASK_TTL, Tasks};
@@ -63,6 +64,7 @@ pub(crate) struct Inner {
     pub(crate) cache: AnswerCache,
     pub(crate) keys: AnswerCache,
     pub(crate) idempotency_ttl: Duration,
+    pub(crate) repeated: RepeatedAnswers,
     pub(crate) clocks: ClockDefaults,
     pub(crate) timings: Option<Timings>,
     pub(crate) retry: RetryPolicy,
@@ -268,6 +270,7 @@ impl ExecutorBuilder {
             breakers: Breakers::new(BreakerPolicy { open_for: self.breaker.open_for.min(FOR_EVER), ..self.breaker }),
             cache: AnswerCache::new(ANSWERS_MAX, self.cache_bytes_max),
             // Idempotency keys are a guarantee, not an optimization: they work even if the result cache is off.
+            repeated: RepeatedAnswers::new(),
             keys: AnswerCache::new(ANSWERS_MAX, self.cache_bytes_max.max(KEYS_BYTES_MAX)).storing_all(),
             idempotency_ttl: self.idempotency_ttl.min(FOR_EVER),
             clocks,

@@ -292,6 +292,9 @@ pub struct ToolResult {
     pub attempts: u32,
     /// True if the answer was made for an earlier call.
     pub cached: bool,
+    /// The earlier call of the same session, tool and arguments that got the same answer, if it is of some length.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub same_as: Option<ExecutionId>,
     /// True if the content is only part of the answer.
     pub partial: bool,
     /// The artifact with the whole output, if it was too large for the result.
@@ -333,6 +336,7 @@ impl ToolResult {
             error: Some(Box::new(error)),
             attempts: 0,
             cached: false,
+            same_as: None,
             partial: false,
             artifact: None,
             timing: Timing { queued_ms: 0.0, duration_ms: took.max(0.0), started_at, completed_at },

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use crate::arguments::CheckedArguments;
-use crate::call::{Call, Content, Status, Timing, ToolResult};
+use crate::call::{Call, Content, ExecutionId, Status, Timing, ToolResult};
 use crate::error::{CallError, Code, duration_ms};
 use crate::event::{Body, CallState, Closing};
 use crate::executor::Executor;
@@ -20,8 +20,10 @@ use crate::outcome::Outcome;
 use crate::recorded::RecordedResult;
 use crate::redact::{Marked, Redacted};
 use crate::registry::{NotFound, Registered};
+use crate::repeated;
 use crate::schema::Measured;
 use crate::spelling::spell;
+use crate::tool::Provider;
 
 /// The longest that an answer waits for its record to be safe. After that, it is returned anyway.
 pub(crate) const CLOSING_PATIENCE: Duration = Duration::from_secs(5);
@@ -72,6 +74,12 @@ impl Entry {
             None if self.size == Measured::default() => Arc::default(),
             None => Arc::clone(&self.call.arguments),
         };
+        let mut content = outcome.content;
+        let same_as = match (&error, outcome.artifact) {
+            (None, None) => self.same_as(&arguments, &content),
+            _ => None,
+        };
+        content.extend(same_as.map(|earlier| repeated::line(earlier, &content)));
         let result = ToolResult {
             execution_id: self.flight.id,
             call_id: self.call.call_id.take(),
@@ -79,11 +87,12 @@ impl Entry {
             arguments: CheckedArguments::of_call(arguments, &self.flight.subject.arguments),
             provider: self.tool.as_ref().map(|tool| Arc::clone(&tool.provider)).unwrap_or_default(),
             status: error.as_ref().map_or(Status::Success, |error| error.status()),
-            content: outcome.content,
+            content,
             structured: outcome.structured,
             error,
             attempts: tally.attempts,
             cached: tally.cached,
+            same_as,
             partial: outcome.partial,
             artifact: outcome.artifact,
             timing: Timing {
@@ -116,6 +125,14 @@ impl Entry {
         let closed = self.flight.record_at(closing, result.timing.completed_at);
         self.finish();
         (result, closed)
+    }
+
+    /// Returns the earlier call of the same session that got this answer, too. Answers of MCP servers are passed on as
+    /// they are.
+    fn same_as(&self, arguments: &Value, content: &[Content]) -> Option<ExecutionId> {
+        let tool = self.tool.as_ref().ok().filter(|tool| !matches!(tool.spec.provider, Provider::Mcp(_)))?;
+        let answers = &self.executor.inner.repeated;
+        answers.note(self.flight.id, &self.call.caller, tool.name.as_str(), arguments, content)
     }
 
     /// Returns the part of the result that the history stores.

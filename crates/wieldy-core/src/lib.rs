@@ -22,7 +22,7 @@
 //! | `resume` | after a restart: results of tasks put back, safe calls run again |
 //! | `event`, `journal`, `observe`, `shown`, `severity`, `recorded` | events and the state of a call; their order; live observation; as they are shown; how bad they are; results for the history |
 //! | `redact/patterns`, `redact/known_secrets`, `redact/stream` | the patterns of secrets; named values; secrets in text that arrives in pieces |
-//! | `artifact`, `present` | large output; text within a model's budget |
+//! | `artifact`, `repeated`, `present` | large output; answers that equal an earlier one; text within a model's budget |
 //! | `confinement`, `sandbox`, `sandboxes`, `secrets` | rules for a run; the port that enforces them; long-lived sandboxes; hidden and protected files |
 //! | `manifest`, `mistakes`, `unbound` | tools defined in files, and all mistakes in one |
 //! | `build`, `facts`, `error`, `duration` | executors from their parts; state that tools may report; errors; durations |
@@ -121,6 +121,7 @@ mod journal;
 mod observe;
 mod recorded;
 pub mod redact;
+mod repeated;
 mod severity;
 mod shown;
 

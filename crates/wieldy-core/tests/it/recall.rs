@@ -237,3 +237,35 @@ async fn idempotency_keys_work_without_a_cache() {
     }
     assert_eq!(strings.runs(), 1);
 }
+
+// Shows: X5.2
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_equals_an_earlier_one_of_the_session_says_so() {
+    let (text, changed): (&str, &str) = ("x".repeat(512).leak(), "y".repeat(512).leak());
+    let acts = [text, text, changed, changed, changed].map(Act::Say);
+    let (tool, _) = Puppet::new(ToolSpec::new("read", "").read_only().reads("path"), acts);
+    let world = World::new([tool]);
+    let one = Caller { session: Some("1".into()), ..Caller::agent("a") };
+    let two = Caller { session: Some("2".into()), ..Caller::agent("a") };
+    let by = async |caller: &Caller| world.executor.call(Call::new("read", path("a")).by(caller.clone())).await;
+    let first = by(&one).await;
+    assert_eq!((first.same_as, first.text()), (None, text.to_owned()));
+    let again = by(&one).await;
+    let line = format!("\n[the same answer as that of the earlier call {}]\n", first.execution_id);
+    assert_eq!((again.same_as, again.text()), (Some(first.execution_id), format!("{text}{line}")));
+    let new = by(&one).await;
+    assert_eq!((new.same_as, new.text()), (None, changed.to_owned()));
+    assert_eq!(by(&two).await.same_as, None, "another session has not seen it");
+    assert_eq!(by(&one).await.same_as, Some(new.execution_id));
+}
+
+#[tokio::test(start_paused = true)]
+async fn short_answers_and_those_of_other_arguments_are_not_compared() {
+    let (short, long): (&str, &str) = ("x".repeat(511).leak(), "x".repeat(512).leak());
+    let acts = [short, short, long, long].map(Act::Say);
+    let (tool, _) = Puppet::new(ToolSpec::new("read", "").read_only().reads("path"), acts);
+    let world = World::new([tool]);
+    for argument in ["a", "a", "a", "b"] {
+        assert_eq!(world.call("read", path(argument)).await.same_as, None, "{argument}");
+    }
+}

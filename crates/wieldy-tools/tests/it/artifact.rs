@@ -82,6 +82,7 @@ async fn an_artifact_of_another_tenant_is_not_there() {
     ");
 }
 
+// Shows: X5.2
 #[tokio::test]
 async fn an_artifact_that_is_json_is_asked_by_pointer() {
     let world = World::new();
@@ -153,6 +154,7 @@ async fn a_wrong_pointer_is_told_what_is_there() {
     assert!(message.starts_with(&format!("E3303: `{large}` has 8388609 bytes, and at most 8388608 are")), "{message}");
 }
 
+// Shows: X5.2
 #[tokio::test]
 async fn an_artifact_is_compared_with_an_earlier_one() {
     let world = World::new();
