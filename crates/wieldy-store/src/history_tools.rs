@@ -52,6 +52,7 @@ struct SearchArgs {
     /// Only calls of tools of this provider: `builtin`, `local`, `command`, or `mcp:NAME` of an MCP server.
     provider: Option<String>,
     /// Words that all occur in the tool's name, the arguments or the error.
+    #[schemars(length(max = 1000))]
     text: Option<String>,
     /// The place of the words of `text`: in the `calls` (by default), or in the `results`, what the tools answered.
     #[serde(rename = "in", default)]

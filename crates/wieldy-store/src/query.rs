@@ -287,6 +287,9 @@ fn find_page(database: &mut dyn Database, query: &Query, limit: usize) -> Result
     Ok(Page { executions: rows.into_iter().map(Execution::from).collect(), next, results })
 }
 
+/// Maximum size of the words to look for. Each of them is looked for in every text that is not indexed yet.
+const TEXT_BYTES_MAX: usize = 1000;
+
 /// Finds up to `limit` calls, the latest first, and returns true if there are more.
 pub(crate) fn find_rows(
     database: &mut dyn Database,
@@ -375,6 +378,10 @@ impl SearchPlan {
             wanted.values.len()
         });
         let text = query.text.as_deref().filter(|text| !text.trim().is_empty());
+        if text.is_some_and(|text| text.len() > TEXT_BYTES_MAX) {
+            let why = format!("the words to look for may have at most {TEXT_BYTES_MAX} bytes");
+            return Err(StoreError::Query(why));
+        }
         let (first, others) = metadata::wanted(&query.metadata, text.is_none());
         others.into_iter().for_each(|entry| wanted.add(metadata::HAS_ENTRY, entry));
         let (alternatives, values) = match text {

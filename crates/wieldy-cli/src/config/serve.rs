@@ -176,7 +176,7 @@ fn mcp(file: FileServeMcp) -> ServerOptions {
             providers: file.providers.expect(SET),
         },
         instructions: file.instructions.filter(|text| !text.is_empty()),
-        patience: file.patience.map(|patience| patience.0).filter(|patience| !patience.is_zero()),
+        patience: file.patience.map(|patience| patience.0),
         task_after: file.task_after.expect(SET).0,
         page: file.page.expect(SET).0 as usize,
         batch: match file.batch.expect(SET) {

@@ -292,3 +292,21 @@ async fn logs_are_paged_and_filtered_by_level_and_refuse_invalid_arguments() {
         assert_eq!(refused.error.map(|error| error.code), Some(code), "{arguments}");
     }
 }
+
+#[tokio::test]
+async fn words_to_look_for_are_bounded() {
+    let folder = tempfile::tempdir().unwrap();
+    let (executor, _) = executor(folder.path());
+    let ada = caller("ada", None);
+    let text = "a ".repeat(501);
+    let result = executor.call(Call::new("history_search", json!({ "text": text })).by(Arc::clone(&ada))).await;
+    assert_eq!(result.error.unwrap().code, Code::ValidationFailed);
+    assert_eq!(
+        asked(&executor, "history_search", json!({"text": "zz ".repeat(333)}), &ada).await["executions"],
+        json!([])
+    );
+    // A person's search has the same bound.
+    let store = Store::open(&Address::Sqlite(folder.path().join("history.db"))).unwrap();
+    let error = store.search(&Query { text: Some(text), ..Query::default() }, 1).unwrap_err();
+    assert_eq!(error.to_string(), "the words to look for may have at most 1000 bytes");
+}

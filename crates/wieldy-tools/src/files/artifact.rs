@@ -135,7 +135,7 @@ pub(super) fn whole_characters(bytes: &[u8]) -> usize {
 }
 
 fn lines(run: &Run, id: ArtifactId, pattern: &str, limit: usize) -> Result<Outcome, RunError> {
-    let line_bytes_max = pattern::line_bytes_max(pattern).min(4 * 1024 * 1024);
+    let line_bytes_max = pattern::piece_bytes_max(pattern);
     let search = Grep { pattern: &pattern::regex(pattern)?, matches_max: limit, line_bytes_max, stop: run.stop() };
     let (found, cut) = grep(&**run.artifacts(), id, run.caller(), &search).map_err(run_error)?;
     let mut lines: Vec<String> = found.iter().map(|found| format!("{}:{}", found.line, found.text)).collect();

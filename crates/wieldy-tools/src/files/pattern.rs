@@ -14,8 +14,14 @@ const COMPILED_BYTES_MAX: usize = 2 * 1024 * 1024;
 pub(super) const LINE_BYTES_MAX: usize = 16 * 1024 * 1024;
 
 /// Maximum number of steps in one line. A step is one state of the pattern at one byte. A search cannot be stopped
-/// within a line.
-const STEPS_MAX: usize = 1 << 32;
+/// within a line, so this many steps, about six seconds, may follow the end of its time.
+const STEPS_MAX: usize = 1 << 30;
+
+/// Minimum length of the lines that any pattern may be matched with.
+const LINE_BYTES_MIN: usize = 16 * 1024;
+
+/// The share of a line in the pieces that a long line of an artifact is searched in.
+const PIECES: usize = 4;
 
 /// Returns the length of the longest line that may be matched with this pattern. It is shorter for a large pattern.
 pub(super) fn line_bytes_max(pattern: &str) -> usize {
@@ -23,7 +29,12 @@ pub(super) fn line_bytes_max(pattern: &str) -> usize {
     let syntax = syntax::Config::new().case_insensitive(true).utf8(false);
     let states =
         NFA::compiler().configure(config).syntax(syntax).build(pattern).map_or(usize::MAX, |nfa| nfa.states().len());
-    (STEPS_MAX / states.max(1)).clamp(64 * 1024, LINE_BYTES_MAX)
+    (STEPS_MAX / states.max(1)).clamp(LINE_BYTES_MIN, LINE_BYTES_MAX)
+}
+
+/// Returns the length of the pieces in which a long line is searched that need not be matched as a whole.
+pub(super) fn piece_bytes_max(pattern: &str) -> usize {
+    line_bytes_max(pattern) / PIECES
 }
 
 /// Compiles a pattern, or returns its mistake.
@@ -50,6 +61,8 @@ pub(super) fn line_matcher(pattern: &str, builder: &mut RegexMatcherBuilder) -> 
                 "the pattern holds a line break, and each line is searched by itself",
                 "search for one of the lines, with `context` to see those around it",
             ),
+            // The matcher adds text to the pattern, so a pattern that compiles alone may be too large with it.
+            grep_regex::ErrorKind::Regex(text) if text.contains("size limit") => too_large(),
             // This error shows the pattern with the text that the matcher adds, and points to the wrong place.
             _ => match compiled(pattern, advice) {
                 Err(plain) => plain,
@@ -73,9 +86,11 @@ mod tests {
     #[test]
     fn only_large_patterns_shorten_the_lines_that_may_be_matched() {
         for usual in ["fn main", r"\bserde(_json)?::", "TODO|FIXME", "[a-z_]{1,40}", r"^\s*(\d+)"] {
-            assert_eq!(line_bytes_max(usual), LINE_BYTES_MAX, "{usual}");
+            assert!(line_bytes_max(usual) >= 4 * 1024 * 1024, "{usual}: {}", line_bytes_max(usual));
         }
-        assert_eq!([line_bytes_max(r"\w+\s*=\s*\w+"), line_bytes_max("[ab]*a[ab]{7000}c")], [6_517_401, 612_778]);
-        assert_eq!(line_bytes_max("a{100000}"), 64 * 1024);
+        assert_eq!(line_bytes_max("fn"), LINE_BYTES_MAX);
+        assert_eq!([line_bytes_max(r"\w+\s*=\s*\w+"), line_bytes_max("[ab]*a[ab]{7000}c")], [1_629_350, 153_194]);
+        assert_eq!(piece_bytes_max("[ab]*a[ab]{7000}c"), 38_298);
+        assert_eq!(line_bytes_max("a{100000}"), LINE_BYTES_MIN);
     }
 }

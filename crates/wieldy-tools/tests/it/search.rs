@@ -186,3 +186,9 @@ async fn a_large_pattern_is_not_matched_against_a_long_line() {
     let answer = world.text("Search", json!({"pattern": "bab$|two again"})).await;
     assert_eq!(answer.lines().count(), 2, "{answer}");
 }
+
+#[tokio::test]
+async fn a_pattern_that_is_too_large_only_for_lines_is_told_so() {
+    let message = project().refusal("Search", json!({"pattern": "[a-z0]{7000}"})).await;
+    assert!(message.starts_with("E3303: the pattern is too large: compiled it takes more than"), "{message}");
+}
