@@ -176,6 +176,9 @@ impl Layers {
             if self.says_nothing(&key, &value) {
                 continue;
             }
+            // One name outside the folder must not uncover those beside it.
+            let (value, others) = safe::split_names(&key, value);
+            ignored.extend(others.map(|others| (key.clone(), others)));
             match safe::allowed(&key, self.values.get(&key).map(|(held, _)| held), &value) {
                 Some(value) => self.put_value(key, value, &Origin::File(path.to_owned())),
                 None => ignored.push((key, value)),

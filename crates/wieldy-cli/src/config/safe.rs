@@ -81,6 +81,18 @@ pub(super) fn allowed(key: &[String], held: Option<&Value>, value: &Value) -> Op
     }
 }
 
+/// Splits a list that a file adds to: the names inside the folder, and the others if there are any.
+pub(super) fn split_names(key: &[String], value: Value) -> (Value, Option<Value>) {
+    let words: Vec<&str> = key.iter().map(String::as_str).collect();
+    match value {
+        Value::Array(names) if rule(&words) == Some(Rule::Add) && names.len() <= NAMES_MAX => {
+            let (own, others): (Vec<_>, Vec<_>) = names.into_iter().partition(|name| name.as_str().is_some_and(is_own));
+            (own.into(), (!others.is_empty()).then(|| others.into()))
+        }
+        value => (value, None),
+    }
+}
+
 /// Returns a number, or a time in seconds.
 fn amount(value: &Value) -> Option<f64> {
     match value {

@@ -292,6 +292,11 @@ fn an_untrusted_file_adds_only_paths_in_its_folder_and_raises_no_limit() {
         assert_eq!(ignored("", &text), ["sandbox.protected"], "{name}");
     }
     assert_eq!(ignored("", "sandbox.hidden = [\"a\", \"b/c\", \"..d\"]"), Vec::<String>::new());
+    let mut layers = layers_of("");
+    let beside = layers.put_untrusted_file(Path::new("wieldy.toml"), "sandbox.hidden = [\"a\", \"/etc\", \"b\"]");
+    assert_eq!(beside.ignored, [(vec!["sandbox".to_owned(), "hidden".to_owned()], toml::Value::from(vec!["/etc"]))]);
+    let hidden = layers.values().find(|(key, ..)| key == "sandbox.hidden").map(|(_, value, _)| value.clone());
+    assert_eq!(hidden, Some(toml::Value::from(vec!["a", "b"])), "the names beside it count");
     let many = vec!["\"x\""; 257].join(",");
     assert_eq!(ignored("", &format!("sandbox.hidden = [{many}]")), ["sandbox.hidden"]);
     let limit = "sandbox.limits.memory-mb";
