@@ -28,7 +28,7 @@ use super::progress::{Progress, next_notification, send_remaining};
 use super::questions::{self, AskedCall, PendingQuestions, ReturnedInput};
 use super::request_options::RequestOptions;
 use super::{BatchCalls, Shared};
-use crate::convert;
+use crate::convert::{self, META_LABELS};
 
 /// The name of the tool.
 pub(crate) const BATCH: &str = "batch";
@@ -492,7 +492,7 @@ fn response(shared: &Shared, caller: &Arc<Caller>, batch: &BatchResult) -> CallT
         facts.push(json!({
             "id": result.call_id, "execution": result.execution_id, "tool": result.tool, "provider": result.provider,
             "status": result.status, "error": result.error, "artifact": shared_text.artifact,
-            "parallel": result.parallel, "waited_for": result.waited_for,
+            "parallel": result.parallel, "waited_for": result.waited_for, "labels": result.labels,
         }));
     }
     let mut blocks = vec![ContentBlock::text(text)];
@@ -500,6 +500,10 @@ fn response(shared: &Shared, caller: &Arc<Caller>, batch: &BatchResult) -> CallT
     let is_error = summary.succeeded == 0;
     let mut answer = if is_error { CallToolResult::error(blocks) } else { CallToolResult::success(blocks) };
     let mut meta = MetaObject::new();
+    // All calls have the labels of the request.
+    if let Some(first) = batch.results.first().filter(|first| !first.labels.is_empty()) {
+        meta.insert(META_LABELS.into(), json!(first.labels));
+    }
     meta.insert(META_BATCH.into(), json!({"batch_id": id, "summary": summary, "results": facts}));
     answer.meta = Some(meta);
     answer

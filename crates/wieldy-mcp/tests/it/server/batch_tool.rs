@@ -93,6 +93,9 @@ async fn results_come_in_order_in_one_text_with_references_and_options_of_the_re
     let facts = &told["_meta"]["wieldy/batch"];
     assert_eq!(facts["summary"]["succeeded"], 2, "{facts}");
     assert_eq!(facts["results"][1]["id"], "a");
+    let labels =
+        ["wieldy/labels", "labels"].map(|name| [told["_meta"][name].clone(), facts["results"][0][name].clone()]);
+    assert_eq!(labels, [[json!(["l"]), Value::Null], [Value::Null, json!(["l"])]]);
     let beside = |place: usize| ["parallel", "waited_for"].map(|name| facts["results"][place][name].clone());
     assert_eq!([beside(0), beside(1)], [[json!(false), json!(["a"])], [json!(false), json!([])]]);
     assert_eq!(facts["results"][2]["error"]["code"], "E3002", "a context among the arguments is one argument too many");

@@ -41,8 +41,10 @@ async fn a_request_may_ask_for_more_time_fewer_retries_and_labels() {
     let mut wire = Wire::with(&world.executor, options).initialized("2025-06-18", json!({})).await;
     let late = call(&mut wire, 1, "slow", json!({"wieldy/retries": 0})).await;
     assert_eq!(error(&late).0, "E3103", "thirty seconds by default");
-    let done = call(&mut wire, 2, "slow", json!({"wieldy/timeout_ms": 60_000})).await;
-    assert_eq!(done["isError"], json!(false));
+    assert_eq!(late["_meta"].get("wieldy/labels"), None, "{late}");
+    let labels = json!(["nightly", "a b"]);
+    let done = call(&mut wire, 2, "slow", json!({"wieldy/timeout_ms": 60_000, "wieldy/labels": labels})).await;
+    assert_eq!((&done["isError"], &done["_meta"]["wieldy/labels"]), (&json!(false), &labels));
     let hurried = call(&mut wire, 3, "slow", json!({"wieldy/timeout_ms": 60_000, "wieldy/deadline_ms": 5_000})).await;
     assert_eq!(error(&hurried).0, "E3103");
     let began = tokio::time::Instant::now();
