@@ -1,5 +1,5 @@
 //! The tool `batch`: several calls in one request. It is our own, holds no slot and is not recorded. Each of its calls
-//! is judged, confirmed, counted and recorded by itself.
+//! is judged, confirmed, counted and recorded by itself. A batch whose calls cannot be read is recorded as one call.
 //!
 //! A batch runs in the background, and the request follows it. If the batch outlasts the client's patience, or its
 //! client repeats the request with a person's answer, another request follows it later: [`RunningBatches`] keeps it.
@@ -20,7 +20,7 @@ use wieldy_core::{
     Confirmation, Confirmer, Content, ExecutionId, Executor, Options,
 };
 
-use super::call::CallResult;
+use super::call::{self, CallResult};
 use super::follow::{RESULT_WAIT, until};
 use super::meta::MetaTool;
 use super::peer::{AskMode, PeerClient};
@@ -38,6 +38,8 @@ const META_BATCH: &str = "wieldy/batch";
 const BATCHES_MAX: usize = 1000;
 /// The most calls that a batch may ask to run at once.
 const CONCURRENCY_MAX: u32 = 10_000;
+/// Maximum length of the description of a mistake in the arguments.
+const MISTAKE_CHARS_MAX: usize = 300;
 /// The hint of an error in the arguments.
 const FORM: &str =
     r#"write it so: {"calls": [{"id": "a", "tool": "Read", "arguments": {"path": "x.txt"}, "after": []}]}"#;
@@ -122,7 +124,10 @@ pub(crate) async fn answer(
     }
     let given = match read(shared, caller, &arguments) {
         Ok(given) => given,
-        Err(error) => return Ok(convert::refusal(&error).into()),
+        Err(error) => {
+            // The arguments are not recorded: only the tools of the calls know all of their secrets.
+            return call::refuse_own(shared, caller, BATCH, Value::Null, error, client).await;
+        }
     };
     let begun = match &client.options {
         Ok(options) => begin(shared, caller, given, options, client.ask_mode != AskMode::None),
@@ -132,13 +137,9 @@ pub(crate) async fn answer(
         Ok(batch) => follow(shared, client, &asked, batch).await,
         Err(Refusal { error, calls }) => {
             // Refusals belong in the history like failures.
-            let objects = client.options.as_ref().unwrap_or_else(|wrong| &wrong.objects);
-            let RequestOptions { context, metadata, notes, .. } = objects.clone();
             for CallArguments { id, tool, arguments, .. } in calls {
-                let (context, metadata, notes) = (context.clone(), metadata.clone(), notes.clone());
-                let call = Call::new(tool, arguments).by(Arc::clone(caller));
-                let call = Call { call_id: id, context, metadata, notes, ..call };
-                shared.executor.refuse_unread(call, error.clone()).await;
+                let call = Call { call_id: id, ..Call::new(tool, arguments).by(Arc::clone(caller)) };
+                shared.executor.refuse_unread(client.with_objects(call), error.clone()).await;
             }
             Ok(convert::refusal(&error).into())
         }
@@ -156,7 +157,7 @@ fn read(shared: &Shared, caller: &Arc<Caller>, arguments: &Value) -> Result<Batc
     let wrong = |message: String| Err(CallError::new(Code::ValidationFailed, message).suggest(FORM));
     let given: BatchArguments = match BatchArguments::deserialize(arguments) {
         Ok(given) => given,
-        Err(error) => return wrong(format!("the arguments of `{BATCH}` do not fit: {error}")),
+        Err(error) => return wrong(format!("the arguments of `{BATCH}` do not fit: {}", without_text(&error))),
     };
     if given.calls.is_empty() {
         return wrong(format!("`{BATCH}` has no calls"));
@@ -177,6 +178,18 @@ fn read(shared: &Shared, caller: &Arc<Caller>, arguments: &Value) -> Result<Batc
             .detail("allowed", count_max));
     }
     Ok(given)
+}
+
+/// Returns an error of the arguments without the text that did not fit: it may be large and have secrets in it.
+fn without_text(error: &serde_json::Error) -> String {
+    let mut message = error.to_string();
+    if let (Some(start), Some(end)) = (message.find(" \""), message.rfind('"')) {
+        message.replace_range(start..=end, "");
+    }
+    if let Some((end, _)) = message.char_indices().nth(MISTAKE_CHARS_MAX) {
+        message.replace_range(end.., "…");
+    }
+    message
 }
 
 /// Begins a batch. Its calls take caller, options and objects from the request, and none from their arguments.

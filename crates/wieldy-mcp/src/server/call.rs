@@ -69,9 +69,22 @@ async fn refuse(
     wrong: &WrongOptions,
     client: &PeerClient,
 ) -> CallResult {
-    let RequestOptions { context, metadata, notes, .. } = wrong.objects.clone();
-    let call = Call { arguments, context, metadata, notes, ..Call::new(tool, Value::Null).by(Arc::clone(caller)) };
-    let result = shared.executor.refuse_unread(call, wrong.error.clone()).await;
+    let call = Call { arguments, ..Call::new(tool, Value::Null).by(Arc::clone(caller)) };
+    let result = shared.executor.refuse_unread(client.with_objects(call), wrong.error.clone()).await;
+    Ok(convert::call_result(result, client.is_modern).into())
+}
+
+/// Refuses and records a request for one of our own tools.
+pub(crate) async fn refuse_own(
+    shared: &Shared,
+    caller: &Arc<Caller>,
+    tool: &str,
+    arguments: Value,
+    error: CallError,
+    client: &PeerClient,
+) -> CallResult {
+    let call = client.with_objects(Call::new(tool, arguments).by(Arc::clone(caller)));
+    let result = shared.executor.refuse_own(call, error).await;
     Ok(convert::call_result(result, client.is_modern).into())
 }
 

@@ -175,6 +175,11 @@ async fn a_servers_tool_with_that_short_name_does_not_take_it() {
     let calls = json!({"calls": [{"id": "a", "tool": "say", "arguments": {"text": "x"}}]});
     let answer = batch(&mut wire, 2, calls, json!({})).await;
     assert_eq!((results(&answer), strings.runs()), ("=== [id] [a] say: success\nx in {}\n", 0));
+    let refused = batch(&mut wire, 3, json!({}), json!({})).await;
+    assert_eq!((error(&refused).0, &refused["_meta"]["wieldy/untrusted"]), ("E3002", &Value::Null), "{refused}");
+    wire.close().await;
+    let tape = world.tape();
+    assert!(tape.contains(r#"tool.call.pending {"tool":"batch"}"#) && !tape.contains("up__batch"), "{tape}");
 }
 
 #[tokio::test]
@@ -208,7 +213,38 @@ async fn senseless_batches_are_refused_before_anything_runs() {
     assert_eq!(error(&told).0, "E3002");
     wire.close().await;
     assert_eq!(reads.runs(), 0);
-    assert_eq!(world.tape().matches("tool.call.failure").count(), 9, "all but unread batches are on record");
+    let tape = world.tape();
+    assert_eq!(tape.matches("tool.call.failure").count(), 15, "{tape}");
+    let unread = r#"tool.call.pending {"tool":"batch"}"#;
+    let count = tape.matches(unread).count();
+    assert_eq!(count, 7, "six unread batches, each recorded as one call, and the call of `batch` within one: {tape}");
+}
+
+// Shows: D8.1
+#[tokio::test]
+async fn a_batch_that_is_not_read_is_recorded_as_one_call_without_its_arguments() {
+    let world = World::new([say()]);
+    let mut wire = wire(&world, ServerOptions::default()).await;
+    let meta = json!({"wieldy/context": {"password": "canary-4711"}, "wieldy/metadata": {"run": 1}});
+    let calls = vec![json!({"tool": "say", "arguments": {"text": "of canary-4711"}}); 101];
+    let told = batch(&mut wire, 1, json!({ "calls": calls }), meta).await;
+    assert_eq!(error(&told), ("E3002", "a batch of 101 calls is too large: at most 100"));
+    assert_eq!(told["_meta"]["wieldy/execution"], "[id]", "the record has an id: {told}");
+    // Some models write a list as text.
+    let text = json!([{"tool": "say", "arguments": {"token": "canary-\" ü", "text": "x".repeat(100_000)}}]).to_string();
+    let told = batch(&mut wire, 2, json!({ "calls": text }), json!({})).await;
+    let message = "the arguments of `batch` do not fit: invalid type: string, expected a sequence";
+    assert_eq!(error(&told), ("E3002", message));
+    let told = batch(&mut wire, 3, json!({"calls": [], "x".repeat(100_000): 1}), json!({})).await;
+    let cut = error(&told).1;
+    assert!(cut.len() < 500 && cut.contains("do not fit: unknown field `xxx") && cut.ends_with('…'), "{cut}");
+    wire.close().await;
+    let tape = world.tape();
+    assert!(tape.len() < 5_000 && !tape.contains("canary"), "{tape}");
+    let pending = |metadata: &str| format!(r#"tool.call.pending {{{metadata}"tool":"batch"}}"#);
+    assert_eq!(tape.matches(&pending("")).count(), 2, "{tape}");
+    assert_eq!(tape.matches(&pending(r#""metadata":{"run":1},"#)).count(), 1, "{tape}");
+    assert_eq!(tape.matches(r#""code":"E3002""#).count(), 3, "{tape}");
 }
 
 #[tokio::test]
