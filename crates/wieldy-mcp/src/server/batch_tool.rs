@@ -479,6 +479,9 @@ fn response(shared: &Shared, caller: &Arc<Caller>, batch: &BatchResult) -> CallT
         summary.failed,
         summary.skipped
     );
+    if let Some(note) = summary.note_on_concurrency(caller.plan.as_deref()) {
+        text.push_str(&format!("{note}\n"));
+    }
     let (mut others, mut facts) = (Vec::new(), Vec::new());
     let texts = shared.executor.share_budget(&batch.results, caller);
     for (place, (result, shared_text)) in batch.results.iter().zip(texts).enumerate() {

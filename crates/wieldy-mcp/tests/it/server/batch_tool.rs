@@ -280,6 +280,35 @@ async fn a_plan_decides_about_the_number_of_calls() {
     }
 }
 
+// Shows: A4.5
+#[tokio::test]
+async fn the_model_reads_which_limit_holds_fewer_calls_at_once_than_it_asked_for() {
+    let two = Plan { slots: Some(2), ..Plan::UNLIMITED };
+    let world = World::with([Puppet::reading("read", Act::Say("seen"))], |builder| {
+        builder.policy = Policy::default().with_plan("Two", two);
+        builder.limits.calls_running_per_agent_max = 4;
+    });
+    let calls = vec![json!({"tool": "read"}); 3];
+    let server = Server::new(world.executor.clone(), ServerOptions::default());
+    let head = async |plan: Option<&str>, asked: Option<u32>| {
+        let caller = Caller { plan: plan.map(Into::into), ..Caller::local() };
+        let mut wire = Wire::to(&server, caller).initialized("2025-06-18", json!({})).await;
+        let mut arguments = json!({ "calls": calls });
+        if let Some(asked) = asked {
+            arguments["max_concurrency"] = json!(asked);
+        }
+        let told = batch(&mut wire, 1, arguments, json!({})).await;
+        wire.close().await;
+        let (first, rest) = text(&told).split_once('\n').unwrap();
+        assert!(first.contains("3 succeeded"), "{first}");
+        rest.split_once("===").unwrap().0.to_owned()
+    };
+    let note = "note: 4 calls could run at once, not 10: `limits.calls-running-per-agent-max` is 4\n";
+    assert_eq!(head(None, Some(10)).await, note);
+    assert_eq!(head(Some("Two"), Some(3)).await, "note: 2 calls could run at once, not 3: `plans.Two.slots` is 2\n");
+    assert_eq!([head(None, Some(3)).await, head(None, None).await, head(Some("Two"), None).await], [""; 3]);
+}
+
 #[tokio::test]
 async fn each_call_has_its_own_idempotency_key() {
     let (pay, runs) = Puppet::new(ToolSpec::new("pay", ""), [Act::Echo]);
