@@ -500,6 +500,9 @@ fn response(shared: &Shared, caller: &Arc<Caller>, batch: &BatchResult) -> CallT
         text.push_str(&shared_text.text);
         for block in result.content.iter().filter(|block| !matches!(block, Content::Text { .. })) {
             others.push(convert::block(block.clone()));
+            if !text.ends_with('\n') {
+                text.push('\n');
+            }
             text.push_str(&format!("[its block follows as number {}]\n", others.len() + 1));
         }
         if !text.ends_with('\n') {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use wieldy_core::{Caller, Outcome, Plan, Policy, Provider, Run, SharedTool, ToolSpec, tool};
+use wieldy_core::{Caller, Content, Outcome, Plan, Policy, Provider, Run, SharedTool, ToolSpec, tool};
 use wieldy_mcp::server::{BatchCalls, Expose, Server, ServerOptions};
 use wieldy_testkit::{Act, Puppet, World};
 
@@ -307,6 +307,39 @@ async fn the_model_reads_which_limit_holds_fewer_calls_at_once_than_it_asked_for
     assert_eq!(head(None, Some(10)).await, note);
     assert_eq!(head(Some("Two"), Some(3)).await, "note: 2 calls could run at once, not 3: `plans.Two.slots` is 2\n");
     assert_eq!([head(None, Some(3)).await, head(None, None).await, head(Some("Two"), None).await], [""; 3]);
+}
+
+/// Returns a tool that answers with a text and an image.
+fn draw() -> SharedTool {
+    let spec = ToolSpec::new("draw", "").read_only();
+    Arc::new(tool(spec, async |args: Said, _: Run| {
+        let image = Content::Image { data: args.text, mime_type: "image/png".into() };
+        Ok(Outcome { content: vec![Content::text("drawn"), image], ..Outcome::default() })
+    }))
+}
+
+#[tokio::test]
+async fn images_of_its_results_follow_as_blocks_that_the_text_names() {
+    let world = World::new([say(), draw()]);
+    let mut wire = wire(&world, ServerOptions::default()).await;
+    let calls = json!({"calls": [
+        {"tool": "draw", "arguments": {"text": "aGk="}}, {"tool": "say", "arguments": {"text": "x"}},
+        {"tool": "draw", "arguments": {"text": "aGU="}},
+    ]});
+    let told = batch(&mut wire, 1, calls, json!({})).await;
+    insta::assert_snapshot!(results(&told), @"
+    === [id] [#1] draw: success
+    drawn
+    [its block follows as number 2]
+    === [id] [#2] say: success
+    x in {}
+    === [id] [#3] draw: success
+    drawn
+    [its block follows as number 3]
+    ");
+    let image = |data: &str| json!({"type": "image", "data": data, "mimeType": "image/png"});
+    assert_eq!(told["content"].as_array().unwrap()[1..], [image("aGk="), image("aGU=")]);
+    wire.close().await;
 }
 
 #[tokio::test]
