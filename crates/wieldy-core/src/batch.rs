@@ -23,6 +23,7 @@ use crate::flight::BatchFlight;
 use crate::footprint::Touches;
 use crate::input::{ARGUMENTS_BYTES_MAX, check_size, too_large};
 use crate::order::{ReadyQueue, TouchedPaths, UnstartedCalls, WaitsFor, predecessors};
+use crate::present::shown_in_line;
 use crate::references::{ReferenceFiller, referred_ids};
 use crate::schema::Spent;
 use crate::spelling::spell;
@@ -110,6 +111,25 @@ pub struct BatchSummary {
     /// The limit that held fewer calls at once than were asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held_by: Option<ConcurrencyLimit>,
+}
+
+impl BatchSummary {
+    /// Returns a line that says which limit held fewer calls at once than were asked for. `plan` is the caller's plan.
+    pub fn note_on_concurrency(&self, plan: Option<&str>) -> Option<String> {
+        let (asked, held_by, max) = (self.asked?, self.held_by?, self.max_concurrency);
+        let key = |name: &str| format!("plans.{}.{name}", plan.map(shown_in_line).unwrap_or_default());
+        let limit = match held_by {
+            ConcurrencyLimit::PlanParallelMax => format!("`{}` is {max}", key("parallel-max")),
+            ConcurrencyLimit::PlanSlots => format!("`{}` is {max}", key("slots")),
+            ConcurrencyLimit::CallsRunningPerAgentMax => format!("`limits.calls-running-per-agent-max` is {max}"),
+            ConcurrencyLimit::CallsRunningMax => format!("`limits.calls-running-max` is {max}"),
+            ConcurrencyLimit::ToolConcurrencyMax => "its tools run no more at once".to_owned(),
+        };
+        Some(match max {
+            1 => format!("note: the calls ran one after the other, not {asked} at once: {limit}"),
+            max => format!("note: {max} calls could run at once, not {asked}: {limit}"),
+        })
+    }
 }
 
 /// The reason why a batch cannot run at all.

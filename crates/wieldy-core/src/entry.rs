@@ -17,6 +17,7 @@ use crate::input::check_size;
 use crate::journal::Receipt;
 use crate::limits::UsedSandbox;
 use crate::outcome::Outcome;
+use crate::present::shown;
 use crate::recorded::RecordedResult;
 use crate::redact::{Marked, Redacted};
 use crate::registry::{NotFound, Registered};
@@ -222,12 +223,31 @@ impl Executor {
         result
     }
 
+    /// Records a refused call of a door's own tool, and returns its result. A registered tool that has this name as its
+    /// short name is not meant.
+    pub async fn refuse_own(&self, call: Call, why: CallError) -> ToolResult {
+        let none = NotFound::Unknown { name: shown(&call.tool), near: Vec::new(), because: None, advice: None };
+        let (result, record) = self.close(self.open_as(call, Err(none), None, false), Err(why), Tally::default());
+        self.wait_until_stored(record).await;
+        result
+    }
+
     /// Opens the call's entry. From here on, the call can be observed and cancelled, and its entry will be closed.
-    pub(crate) fn open(&self, mut call: Call, batch: Option<&Arc<BatchFlight>>, task: bool) -> Box<Entry> {
+    pub(crate) fn open(&self, call: Call, batch: Option<&Arc<BatchFlight>>, task: bool) -> Box<Entry> {
+        // Find the tool before anything is recorded: it knows which arguments are sensitive, and its own name.
+        let tool = self.inner.registry.find(&call.tool, &call.caller);
+        self.open_as(call, tool, batch, task)
+    }
+
+    fn open_as(
+        &self,
+        mut call: Call,
+        tool: Result<Arc<Registered>, NotFound>,
+        batch: Option<&Arc<BatchFlight>>,
+        task: bool,
+    ) -> Box<Entry> {
         let engine = &*self.inner;
         call.settle_context();
-        // Find the tool before anything is recorded: it knows which arguments are sensitive, and its own name.
-        let tool = engine.registry.find(&call.tool, &call.caller);
         let (name, marked) = match &tool {
             Ok(tool) => (tool.name.shared(), tool.sensitive.clone()),
             Err(_) => (Arc::clone(&call.tool), engine.registry.sensitive(&call.tool)),

@@ -75,7 +75,7 @@ impl Executor {
         result
     }
 
-    fn close(
+    pub(crate) fn close(
         &self,
         entry: Box<Entry>,
         ended: Result<Box<Outcome>, CallError>,

@@ -30,6 +30,9 @@ pub(crate) const META_UNTRUSTED: &str = "wieldy/untrusted";
 /// The beginning of every artifact's URI.
 pub(crate) const ARTIFACT_SCHEME: &str = "wieldy://artifact/";
 
+/// The `_meta` key of a call's labels, in its request and in its result.
+pub(crate) const META_LABELS: &str = "wieldy/labels";
+
 /// The prefix of all our `_meta` keys.
 const OURS: &str = "wieldy/";
 /// The text of an empty answer.
@@ -76,6 +79,9 @@ pub(crate) fn call_result(result: ToolResult, is_modern: bool) -> CallToolResult
     meta.insert(META_EXECUTION.into(), result.execution_id.to_string().into());
     if is_upstream {
         meta.insert(META_UNTRUSTED.into(), (*result.provider).into());
+    }
+    if !result.labels.is_empty() {
+        meta.insert(META_LABELS.into(), result.labels.into());
     }
     if let Some(error) = &result.error {
         meta.insert(META_ERROR.into(), json!(error));

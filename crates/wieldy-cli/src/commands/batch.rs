@@ -12,8 +12,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use wieldy::name::hint_for_unknown_key;
 use wieldy::{
-    Batch, BatchCall, BatchId, BatchResult, BatchSummary, Body, Call, CallError, Caller, ConcurrencyLimit, Event,
-    Executor, Options, Seen, ToolResult,
+    Batch, BatchCall, BatchId, BatchResult, Body, Call, CallError, Caller, Event, Executor, Options, Seen, ToolResult,
 };
 
 use super::arguments::Beside;
@@ -117,7 +116,7 @@ async fn batch(
     let result = log::with_events(&config.log, executor, work).await;
     progress.finish_and_clear();
     let result = result?;
-    if let Some(note) = note_on_concurrency(&result.summary, args.run.plan.as_deref()) {
+    if let Some(note) = result.summary.note_on_concurrency(args.run.plan.as_deref()) {
         printer.tell(&note);
     }
     print(&result, printer)?;
@@ -181,23 +180,6 @@ fn print(batch: &BatchResult, printer: &Printer) -> Result<(), Failure> {
         summary.skipped
     ));
     Ok(())
-}
-
-/// Returns a line that says which limit held fewer calls at once than were asked for.
-fn note_on_concurrency(summary: &BatchSummary, plan: Option<&str>) -> Option<String> {
-    let (asked, held_by, max) = (summary.asked?, summary.held_by?, summary.max_concurrency);
-    let key = |name: &str| format!("plans.{}.{name}", plan.map(shown_in_line).unwrap_or_default());
-    let limit = match held_by {
-        ConcurrencyLimit::PlanParallelMax => format!("`{}` is {max}", key("parallel-max")),
-        ConcurrencyLimit::PlanSlots => format!("`{}` is {max}", key("slots")),
-        ConcurrencyLimit::CallsRunningPerAgentMax => format!("`limits.calls-running-per-agent-max` is {max}"),
-        ConcurrencyLimit::CallsRunningMax => format!("`limits.calls-running-max` is {max}"),
-        ConcurrencyLimit::ToolConcurrencyMax => "its tools run no more at once".to_owned(),
-    };
-    Some(match max {
-        1 => format!("note: the calls ran one after the other, not {asked} at once: {limit}"),
-        max => format!("note: {max} calls could run at once, not {asked}: {limit}"),
-    })
 }
 
 fn print_answer(result: &ToolResult, printer: &Printer) -> Result<(), Failure> {

@@ -297,4 +297,8 @@ fn a_request_brings_options_and_a_batch_makes_several_calls() {
     let found = world.json(&["history", "--metadata", "run=5", "--json", "--state", "../state"]);
     let tools: Vec<&Value> = found["executions"].as_array().unwrap().iter().map(|call| &call["tool"]).collect();
     assert_eq!(tools, ["Write", "Read", "Read"]);
+    let refused = world.json(&["history", "--tool", "batch", "--json", "--state", "../state"]);
+    let calls: Vec<[&Value; 2]> =
+        refused["executions"].as_array().unwrap().iter().map(|call| [&call["status"], &call["error_code"]]).collect();
+    assert_eq!(calls, [[&json!("validation_error"), &json!("E3002")]], "{refused}");
 }

@@ -1,5 +1,5 @@
 //! The tool `batch`: several calls in one request. It is our own, holds no slot and is not recorded. Each of its calls
-//! is judged, confirmed, counted and recorded by itself.
+//! is judged, confirmed, counted and recorded by itself. A batch whose calls cannot be read is recorded as one call.
 //!
 //! A batch runs in the background, and the request follows it. If the batch outlasts the client's patience, or its
 //! client repeats the request with a person's answer, another request follows it later: [`RunningBatches`] keeps it.
@@ -20,7 +20,7 @@ use wieldy_core::{
     Confirmation, Confirmer, Content, ExecutionId, Executor, Options,
 };
 
-use super::call::CallResult;
+use super::call::{self, CallResult};
 use super::follow::{RESULT_WAIT, until};
 use super::meta::MetaTool;
 use super::peer::{AskMode, PeerClient};
@@ -28,7 +28,7 @@ use super::progress::{Progress, next_notification, send_remaining};
 use super::questions::{self, AskedCall, PendingQuestions, ReturnedInput};
 use super::request_options::RequestOptions;
 use super::{BatchCalls, Shared};
-use crate::convert;
+use crate::convert::{self, META_LABELS};
 
 /// The name of the tool.
 pub(crate) const BATCH: &str = "batch";
@@ -38,6 +38,8 @@ const META_BATCH: &str = "wieldy/batch";
 const BATCHES_MAX: usize = 1000;
 /// The most calls that a batch may ask to run at once.
 const CONCURRENCY_MAX: u32 = 10_000;
+/// Maximum length of the description of a mistake in the arguments.
+const MISTAKE_CHARS_MAX: usize = 300;
 /// The hint of an error in the arguments.
 const FORM: &str =
     r#"write it so: {"calls": [{"id": "a", "tool": "Read", "arguments": {"path": "x.txt"}, "after": []}]}"#;
@@ -122,7 +124,10 @@ pub(crate) async fn answer(
     }
     let given = match read(shared, caller, &arguments) {
         Ok(given) => given,
-        Err(error) => return Ok(convert::refusal(&error).into()),
+        Err(error) => {
+            // The arguments are not recorded: only the tools of the calls know all of their secrets.
+            return call::refuse_own(shared, caller, BATCH, Value::Null, error, client).await;
+        }
     };
     let begun = match &client.options {
         Ok(options) => begin(shared, caller, given, options, client.ask_mode != AskMode::None),
@@ -132,13 +137,9 @@ pub(crate) async fn answer(
         Ok(batch) => follow(shared, client, &asked, batch).await,
         Err(Refusal { error, calls }) => {
             // Refusals belong in the history like failures.
-            let objects = client.options.as_ref().unwrap_or_else(|wrong| &wrong.objects);
-            let RequestOptions { context, metadata, notes, .. } = objects.clone();
             for CallArguments { id, tool, arguments, .. } in calls {
-                let (context, metadata, notes) = (context.clone(), metadata.clone(), notes.clone());
-                let call = Call::new(tool, arguments).by(Arc::clone(caller));
-                let call = Call { call_id: id, context, metadata, notes, ..call };
-                shared.executor.refuse_unread(call, error.clone()).await;
+                let call = Call { call_id: id, ..Call::new(tool, arguments).by(Arc::clone(caller)) };
+                shared.executor.refuse_unread(client.with_objects(call), error.clone()).await;
             }
             Ok(convert::refusal(&error).into())
         }
@@ -156,7 +157,7 @@ fn read(shared: &Shared, caller: &Arc<Caller>, arguments: &Value) -> Result<Batc
     let wrong = |message: String| Err(CallError::new(Code::ValidationFailed, message).suggest(FORM));
     let given: BatchArguments = match BatchArguments::deserialize(arguments) {
         Ok(given) => given,
-        Err(error) => return wrong(format!("the arguments of `{BATCH}` do not fit: {error}")),
+        Err(error) => return wrong(format!("the arguments of `{BATCH}` do not fit: {}", without_text(&error))),
     };
     if given.calls.is_empty() {
         return wrong(format!("`{BATCH}` has no calls"));
@@ -177,6 +178,18 @@ fn read(shared: &Shared, caller: &Arc<Caller>, arguments: &Value) -> Result<Batc
             .detail("allowed", count_max));
     }
     Ok(given)
+}
+
+/// Returns an error of the arguments without the text that did not fit: it may be large and have secrets in it.
+fn without_text(error: &serde_json::Error) -> String {
+    let mut message = error.to_string();
+    if let (Some(start), Some(end)) = (message.find(" \""), message.rfind('"')) {
+        message.replace_range(start..=end, "");
+    }
+    if let Some((end, _)) = message.char_indices().nth(MISTAKE_CHARS_MAX) {
+        message.replace_range(end.., "…");
+    }
+    message
 }
 
 /// Begins a batch. Its calls take caller, options and objects from the request, and none from their arguments.
@@ -466,6 +479,9 @@ fn response(shared: &Shared, caller: &Arc<Caller>, batch: &BatchResult) -> CallT
         summary.failed,
         summary.skipped
     );
+    if let Some(note) = summary.note_on_concurrency(caller.plan.as_deref()) {
+        text.push_str(&format!("{note}\n"));
+    }
     let (mut others, mut facts) = (Vec::new(), Vec::new());
     let texts = shared.executor.share_budget(&batch.results, caller);
     for (place, (result, shared_text)) in batch.results.iter().zip(texts).enumerate() {
@@ -484,6 +500,9 @@ fn response(shared: &Shared, caller: &Arc<Caller>, batch: &BatchResult) -> CallT
         text.push_str(&shared_text.text);
         for block in result.content.iter().filter(|block| !matches!(block, Content::Text { .. })) {
             others.push(convert::block(block.clone()));
+            if !text.ends_with('\n') {
+                text.push('\n');
+            }
             text.push_str(&format!("[its block follows as number {}]\n", others.len() + 1));
         }
         if !text.ends_with('\n') {
@@ -492,7 +511,7 @@ fn response(shared: &Shared, caller: &Arc<Caller>, batch: &BatchResult) -> CallT
         facts.push(json!({
             "id": result.call_id, "execution": result.execution_id, "tool": result.tool, "provider": result.provider,
             "status": result.status, "error": result.error, "artifact": shared_text.artifact,
-            "parallel": result.parallel, "waited_for": result.waited_for,
+            "parallel": result.parallel, "waited_for": result.waited_for, "labels": result.labels,
         }));
     }
     let mut blocks = vec![ContentBlock::text(text)];
@@ -500,6 +519,10 @@ fn response(shared: &Shared, caller: &Arc<Caller>, batch: &BatchResult) -> CallT
     let is_error = summary.succeeded == 0;
     let mut answer = if is_error { CallToolResult::error(blocks) } else { CallToolResult::success(blocks) };
     let mut meta = MetaObject::new();
+    // All calls have the labels of the request.
+    if let Some(first) = batch.results.first().filter(|first| !first.labels.is_empty()) {
+        meta.insert(META_LABELS.into(), json!(first.labels));
+    }
     meta.insert(META_BATCH.into(), json!({"batch_id": id, "summary": summary, "results": facts}));
     answer.meta = Some(meta);
     answer

@@ -28,13 +28,23 @@ pub(crate) async fn answer(
     match MetaTool::named(&params.name, shared, caller) {
         None => {}
         Some(MetaTool::Batch) => return Box::pin(batch_tool::answer(shared, caller, params, client)).await,
-        Some(own) => match Box::pin(own.answer(shared, params.arguments.take(), caller, client)).await {
-            Ok((tool, arguments)) => {
-                params.name = tool.into();
-                params.arguments = arguments;
+        Some(own) => {
+            // The options beside `tool_call` are those of the call that it makes.
+            if let Err(wrong) = &client.options
+                && own != MetaTool::Call
+            {
+                let arguments = params.arguments.take().map_or(Value::Null, Value::Object);
+                let error = wrong.error.clone();
+                return Box::pin(refuse_own(shared, caller, &params.name, arguments, error, client)).await;
             }
-            Err(answer) => return Ok(answer.into()),
-        },
+            match Box::pin(own.answer(shared, params.arguments.take(), caller, client)).await {
+                Ok((tool, arguments)) => {
+                    params.name = tool.into();
+                    params.arguments = arguments;
+                }
+                Err(answer) => return Ok(answer.into()),
+            }
+        }
     }
     let arguments = Arc::new(params.arguments.take().map_or(Value::Null, Value::Object));
     let RequestOptions { options, context, metadata, notes } = match &client.options {
@@ -69,9 +79,22 @@ async fn refuse(
     wrong: &WrongOptions,
     client: &PeerClient,
 ) -> CallResult {
-    let RequestOptions { context, metadata, notes, .. } = wrong.objects.clone();
-    let call = Call { arguments, context, metadata, notes, ..Call::new(tool, Value::Null).by(Arc::clone(caller)) };
-    let result = shared.executor.refuse_unread(call, wrong.error.clone()).await;
+    let call = Call { arguments, ..Call::new(tool, Value::Null).by(Arc::clone(caller)) };
+    let result = shared.executor.refuse_unread(client.with_objects(call), wrong.error.clone()).await;
+    Ok(convert::call_result(result, client.is_modern).into())
+}
+
+/// Refuses and records a request for one of our own tools.
+pub(crate) async fn refuse_own(
+    shared: &Shared,
+    caller: &Arc<Caller>,
+    tool: &str,
+    arguments: Value,
+    error: CallError,
+    client: &PeerClient,
+) -> CallResult {
+    let call = client.with_objects(Call::new(tool, arguments).by(Arc::clone(caller)));
+    let result = shared.executor.refuse_own(call, error).await;
     Ok(convert::call_result(result, client.is_modern).into())
 }
 

@@ -27,6 +27,9 @@ const POLL_MS: u64 = 1000;
 const OUTPUT_CHARS_MAX: usize = 4000;
 /// The tool that returns the result of a call that was answered with a handle.
 pub(crate) const RESULT_WAIT: &str = "result_wait";
+/// The advice for a call that the executor does not know.
+const GONE: &str = "results are stored only for a while, and the result of a batch only until its server ends; the \
+                    history shows how the calls ended (`history_search`)";
 /// The `_meta` key of a handle's call status.
 const META_STATUS: &str = "wieldy/status";
 
@@ -234,8 +237,8 @@ pub(crate) fn still_running(
 
 /// Returns the error for a call that the executor does not know.
 pub(crate) fn unknown_call(id: ExecutionId) -> CallToolResult {
-    let error = wieldy_core::CallError::new(Code::InvalidInput, format!("there is no call {id} to wait for"))
-        .suggest("results are stored only for a while; the history shows how older calls ended");
+    let error =
+        wieldy_core::CallError::new(Code::InvalidInput, format!("there is no call {id} to wait for")).suggest(GONE);
     convert::refusal(&error)
 }
 

@@ -1,6 +1,6 @@
 //! Our own tools, for tools and calls: wait for a result, and search, describe and call tools without all of them in a
-//! model's context. They are answered here and not recorded. A call that `tool_call` makes is recorded as a call of
-//! that tool.
+//! model's context. They are answered here and not recorded, unless an option of the request is wrong. A call that
+//! `tool_call` makes is recorded as a call of that tool.
 
 use std::collections::HashMap;
 use std::str::FromStr;

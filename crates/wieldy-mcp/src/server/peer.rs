@@ -10,6 +10,7 @@ use rmcp::model::{
 use rmcp::service::{Peer, RequestContext};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
+use wieldy_core::Call;
 
 use super::ServerOptions;
 use super::request_options::{RequestOptions, WrongOptions};
@@ -62,6 +63,13 @@ impl PeerClient {
             gone: context.ct.clone(),
             channel: PeerChannel::Peer(context.peer.clone()),
         }
+    }
+
+    /// Adds the objects of the request to a call that is refused.
+    pub(crate) fn with_objects(&self, call: Call) -> Call {
+        let objects = self.options.as_ref().unwrap_or_else(|wrong| &wrong.objects);
+        let RequestOptions { context, metadata, notes, .. } = objects.clone();
+        Call { context, metadata, notes, ..call }
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use wieldy_core::{Caller, Outcome, Plan, Policy, Provider, Run, SharedTool, ToolSpec, tool};
+use wieldy_core::{Caller, Content, Outcome, Plan, Policy, Provider, Run, SharedTool, ToolSpec, tool};
 use wieldy_mcp::server::{BatchCalls, Expose, Server, ServerOptions};
 use wieldy_testkit::{Act, Puppet, World};
 
@@ -93,6 +93,9 @@ async fn results_come_in_order_in_one_text_with_references_and_options_of_the_re
     let facts = &told["_meta"]["wieldy/batch"];
     assert_eq!(facts["summary"]["succeeded"], 2, "{facts}");
     assert_eq!(facts["results"][1]["id"], "a");
+    let labels =
+        ["wieldy/labels", "labels"].map(|name| [told["_meta"][name].clone(), facts["results"][0][name].clone()]);
+    assert_eq!(labels, [[json!(["l"]), Value::Null], [Value::Null, json!(["l"])]]);
     let beside = |place: usize| ["parallel", "waited_for"].map(|name| facts["results"][place][name].clone());
     assert_eq!([beside(0), beside(1)], [[json!(false), json!(["a"])], [json!(false), json!([])]]);
     assert_eq!(facts["results"][2]["error"]["code"], "E3002", "a context among the arguments is one argument too many");
@@ -172,6 +175,11 @@ async fn a_servers_tool_with_that_short_name_does_not_take_it() {
     let calls = json!({"calls": [{"id": "a", "tool": "say", "arguments": {"text": "x"}}]});
     let answer = batch(&mut wire, 2, calls, json!({})).await;
     assert_eq!((results(&answer), strings.runs()), ("=== [id] [a] say: success\nx in {}\n", 0));
+    let refused = batch(&mut wire, 3, json!({}), json!({})).await;
+    assert_eq!((error(&refused).0, &refused["_meta"]["wieldy/untrusted"]), ("E3002", &Value::Null), "{refused}");
+    wire.close().await;
+    let tape = world.tape();
+    assert!(tape.contains(r#"tool.call.pending {"tool":"batch"}"#) && !tape.contains("up__batch"), "{tape}");
 }
 
 #[tokio::test]
@@ -205,7 +213,38 @@ async fn senseless_batches_are_refused_before_anything_runs() {
     assert_eq!(error(&told).0, "E3002");
     wire.close().await;
     assert_eq!(reads.runs(), 0);
-    assert_eq!(world.tape().matches("tool.call.failure").count(), 9, "all but unread batches are on record");
+    let tape = world.tape();
+    assert_eq!(tape.matches("tool.call.failure").count(), 15, "{tape}");
+    let unread = r#"tool.call.pending {"tool":"batch"}"#;
+    let count = tape.matches(unread).count();
+    assert_eq!(count, 7, "six unread batches, each recorded as one call, and the call of `batch` within one: {tape}");
+}
+
+// Shows: D8.1
+#[tokio::test]
+async fn a_batch_that_is_not_read_is_recorded_as_one_call_without_its_arguments() {
+    let world = World::new([say()]);
+    let mut wire = wire(&world, ServerOptions::default()).await;
+    let meta = json!({"wieldy/context": {"password": "canary-4711"}, "wieldy/metadata": {"run": 1}});
+    let calls = vec![json!({"tool": "say", "arguments": {"text": "of canary-4711"}}); 101];
+    let told = batch(&mut wire, 1, json!({ "calls": calls }), meta).await;
+    assert_eq!(error(&told), ("E3002", "a batch of 101 calls is too large: at most 100"));
+    assert_eq!(told["_meta"]["wieldy/execution"], "[id]", "the record has an id: {told}");
+    // Some models write a list as text.
+    let text = json!([{"tool": "say", "arguments": {"token": "canary-\" ü", "text": "x".repeat(100_000)}}]).to_string();
+    let told = batch(&mut wire, 2, json!({ "calls": text }), json!({})).await;
+    let message = "the arguments of `batch` do not fit: invalid type: string, expected a sequence";
+    assert_eq!(error(&told), ("E3002", message));
+    let told = batch(&mut wire, 3, json!({"calls": [], "x".repeat(100_000): 1}), json!({})).await;
+    let cut = error(&told).1;
+    assert!(cut.len() < 500 && cut.contains("do not fit: unknown field `xxx") && cut.ends_with('…'), "{cut}");
+    wire.close().await;
+    let tape = world.tape();
+    assert!(tape.len() < 5_000 && !tape.contains("canary"), "{tape}");
+    let pending = |metadata: &str| format!(r#"tool.call.pending {{{metadata}"tool":"batch"}}"#);
+    assert_eq!(tape.matches(&pending("")).count(), 2, "{tape}");
+    assert_eq!(tape.matches(&pending(r#""metadata":{"run":1},"#)).count(), 1, "{tape}");
+    assert_eq!(tape.matches(r#""code":"E3002""#).count(), 3, "{tape}");
 }
 
 #[tokio::test]
@@ -239,6 +278,68 @@ async fn a_plan_decides_about_the_number_of_calls() {
         assert_eq!(error(&batch(&mut wire, 1, calls, json!({})).await).0, code, "{plan}");
         wire.close().await;
     }
+}
+
+// Shows: A4.5
+#[tokio::test]
+async fn the_model_reads_which_limit_holds_fewer_calls_at_once_than_it_asked_for() {
+    let two = Plan { slots: Some(2), ..Plan::UNLIMITED };
+    let world = World::with([Puppet::reading("read", Act::Say("seen"))], |builder| {
+        builder.policy = Policy::default().with_plan("Two", two);
+        builder.limits.calls_running_per_agent_max = 4;
+    });
+    let calls = vec![json!({"tool": "read"}); 3];
+    let server = Server::new(world.executor.clone(), ServerOptions::default());
+    let head = async |plan: Option<&str>, asked: Option<u32>| {
+        let caller = Caller { plan: plan.map(Into::into), ..Caller::local() };
+        let mut wire = Wire::to(&server, caller).initialized("2025-06-18", json!({})).await;
+        let mut arguments = json!({ "calls": calls });
+        if let Some(asked) = asked {
+            arguments["max_concurrency"] = json!(asked);
+        }
+        let told = batch(&mut wire, 1, arguments, json!({})).await;
+        wire.close().await;
+        let (first, rest) = text(&told).split_once('\n').unwrap();
+        assert!(first.contains("3 succeeded"), "{first}");
+        rest.split_once("===").unwrap().0.to_owned()
+    };
+    let note = "note: 4 calls could run at once, not 10: `limits.calls-running-per-agent-max` is 4\n";
+    assert_eq!(head(None, Some(10)).await, note);
+    assert_eq!(head(Some("Two"), Some(3)).await, "note: 2 calls could run at once, not 3: `plans.Two.slots` is 2\n");
+    assert_eq!([head(None, Some(3)).await, head(None, None).await, head(Some("Two"), None).await], [""; 3]);
+}
+
+/// Returns a tool that answers with a text and an image.
+fn draw() -> SharedTool {
+    let spec = ToolSpec::new("draw", "").read_only();
+    Arc::new(tool(spec, async |args: Said, _: Run| {
+        let image = Content::Image { data: args.text, mime_type: "image/png".into() };
+        Ok(Outcome { content: vec![Content::text("drawn"), image], ..Outcome::default() })
+    }))
+}
+
+#[tokio::test]
+async fn images_of_its_results_follow_as_blocks_that_the_text_names() {
+    let world = World::new([say(), draw()]);
+    let mut wire = wire(&world, ServerOptions::default()).await;
+    let calls = json!({"calls": [
+        {"tool": "draw", "arguments": {"text": "aGk="}}, {"tool": "say", "arguments": {"text": "x"}},
+        {"tool": "draw", "arguments": {"text": "aGU="}},
+    ]});
+    let told = batch(&mut wire, 1, calls, json!({})).await;
+    insta::assert_snapshot!(results(&told), @"
+    === [id] [#1] draw: success
+    drawn
+    [its block follows as number 2]
+    === [id] [#2] say: success
+    x in {}
+    === [id] [#3] draw: success
+    drawn
+    [its block follows as number 3]
+    ");
+    let image = |data: &str| json!({"type": "image", "data": data, "mimeType": "image/png"});
+    assert_eq!(told["content"].as_array().unwrap()[1..], [image("aGk="), image("aGU=")]);
+    wire.close().await;
 }
 
 #[tokio::test]

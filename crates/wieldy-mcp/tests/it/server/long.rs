@@ -81,7 +81,7 @@ async fn only_the_caller_of_a_call_gets_its_result() {
     let mut bob = Wire::to(&server, caller("bob")).initialized(REVISION, json!({})).await;
     let id = id(&ada.ask(1, "tools/call", json!({"name": "slow"})).await);
     let text = |answer: Value| answer["result"]["content"][0]["text"].as_str().unwrap().to_owned();
-    let none = "Error E3303 INVALID_INPUT: there is no call [id] to wait for\nSuggestion: results are stored only for a while; the history shows how older calls ended";
+    let none = "Error E3303 INVALID_INPUT: there is no call [id] to wait for\nSuggestion: results are stored only for a while, and the result of a batch only until its server ends; the history shows how the calls ended (`history_search`)";
     assert_eq!(text(bob.call(1, "result_wait", json!({"id": id})).await), none);
     assert_eq!(
         text(ada.call(2, "result_wait", json!({"id": "nonsense"})).await),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use wieldy_core::{Call, Caller, Code, Outcome, Run, SharedTool, ToolSpec, tool};
-use wieldy_mcp::server::{Server, ServerOptions};
+use wieldy_mcp::server::{Expose, Server, ServerOptions};
 use wieldy_testkit::{Act, Puppet, World};
 
 use super::{Wire, shown};
@@ -41,8 +41,10 @@ async fn a_request_may_ask_for_more_time_fewer_retries_and_labels() {
     let mut wire = Wire::with(&world.executor, options).initialized("2025-06-18", json!({})).await;
     let late = call(&mut wire, 1, "slow", json!({"wieldy/retries": 0})).await;
     assert_eq!(error(&late).0, "E3103", "thirty seconds by default");
-    let done = call(&mut wire, 2, "slow", json!({"wieldy/timeout_ms": 60_000})).await;
-    assert_eq!(done["isError"], json!(false));
+    assert_eq!(late["_meta"].get("wieldy/labels"), None, "{late}");
+    let labels = json!(["nightly", "a b"]);
+    let done = call(&mut wire, 2, "slow", json!({"wieldy/timeout_ms": 60_000, "wieldy/labels": labels})).await;
+    assert_eq!((&done["isError"], &done["_meta"]["wieldy/labels"]), (&json!(false), &labels));
     let hurried = call(&mut wire, 3, "slow", json!({"wieldy/timeout_ms": 60_000, "wieldy/deadline_ms": 5_000})).await;
     assert_eq!(error(&hurried).0, "E3103");
     let began = tokio::time::Instant::now();
@@ -76,6 +78,38 @@ async fn a_wrong_or_unknown_option_is_refused_on_record() {
     wire.close().await;
     assert_eq!(world.tape().matches("tool.call.failure").count(), 9, "{}", world.tape());
     assert!(!world.tape().contains("tool.call.started"), "nothing ran");
+}
+
+/// Our own tools are not recorded, but a refused request for one of them is.
+#[tokio::test]
+async fn a_wrong_or_unknown_option_is_refused_for_our_own_tools_too() {
+    let world = World::new([Puppet::reading("look", Act::Say("seen"))]);
+    let expose = Expose { by_search: true, ..Expose::default() };
+    let mut wire = Wire::with(&world.executor, ServerOptions { expose, ..ServerOptions::default() });
+    wire = wire.initialized("2025-06-18", json!({})).await;
+    for (tool, arguments) in [
+        ("tool_describe", json!({"name": "look"})),
+        ("tool_search", json!({"query": "reads"})),
+        ("result_wait", json!({"id": "0199d2a0-0000-7000-8000-000000000000"})),
+        ("tool_call", json!({"name": "look"})),
+    ] {
+        let mut ask = async |meta: Value| {
+            let params = json!({"name": tool, "arguments": arguments, "_meta": meta});
+            shown(wire.ask(1, "tools/call", params).await)["result"].take()
+        };
+        let unknown = ask(json!({"wieldy/zz": 1})).await;
+        assert_eq!(error(&unknown).1, "there is no option `wieldy/zz` for a call over MCP", "{tool}");
+        let near = ask(json!({"wieldy/timeot_ms": 5})).await;
+        assert_eq!(error(&near).2, "did you mean `wieldy/timeout_ms`?", "{tool}");
+        let zero = ask(json!({"wieldy/timeout_ms": 0})).await;
+        assert_eq!(error(&zero).0, "E3002", "{tool}");
+        let fits = ask(json!({"wieldy/timeout_ms": 5_000})).await;
+        assert_eq!(fits["isError"], json!(tool == "result_wait"), "{tool}: {fits}");
+    }
+    wire.close().await;
+    let tape = world.tape();
+    assert_eq!(tape.matches("tool.call.failure").count(), 12, "{tape}");
+    assert_eq!(tape.matches("tool.call.started").count(), 1, "{tape}");
 }
 
 // Shows: A7
