@@ -1,5 +1,7 @@
 //! Tests of `wieldy batch`.
 
+use serde_json::json;
+
 use crate::world::World;
 
 const BATCH: &str = r#"[
@@ -249,6 +251,36 @@ fn the_summary_of_a_batch_names_the_limit_that_held() {
     };
     assert_eq!(summary(&["--plan", "Two"]), told(2, None, None));
     assert_eq!(summary(&["--plan", "Two", "--max-concurrency", "3"]), told(2, Some(3), Some("plan_slots")));
+}
+
+#[test]
+fn a_key_of_a_shipped_plan_leaves_its_other_keys_as_they_are() {
+    let lines = "{\"tool\":\"List\"}\n".repeat(10);
+    let world = World::new().file("batch", &lines);
+    let summary = |setting: &str, plan: &str| {
+        let asked = ["--set", setting, "--plan", plan, "--max-concurrency", "10"];
+        let told = world.json(&[&["batch", "batch", "--json"], &asked[..]].concat());
+        let part = |name: &str| told["summary"][name].clone();
+        [part("total"), part("max_concurrency"), part("held_by")]
+    };
+    let told = |max: usize, held_by: Option<&str>| [json!(10), json!(max), json!(held_by)];
+    assert_eq!(summary("plans.Teams.tools=[\"*\"]", "Teams"), told(10, None));
+    assert_eq!(summary("plans.Teams.batch-max=60", "Teams"), told(10, None));
+    assert_eq!(summary("plans.Teams.slots=3", "Teams"), told(3, Some("plan_slots")));
+    assert_eq!(summary("plans.WriterPro.batch-max=60", "WriterPro"), told(1, Some("plan_parallel_max")));
+    assert_eq!(summary("plans.Enterprise.full-events=false", "Enterprise"), told(10, None));
+    assert_eq!(summary("plans.Trial.batch-max=60", "Trial"), told(4, Some("calls_running_per_agent_max")));
+    insta::assert_snapshot!(
+        world.run(&["batch", "batch", "--plan", "Core", "--set", "plans.Core.resources.memory-mb=512"]),
+        @"
+    exit: 4
+    ----- stdout -----
+
+    ----- stderr -----
+    error[E3006]: a batch of 10 calls is over the limit of 5 of the plan `Core`
+    hint: split the batch into parts of at most 5 calls
+    "
+    );
 }
 
 #[test]
