@@ -296,3 +296,55 @@ fn a_tool_outside_the_plan_is_refused() {
     hint: use another tool, or ask the operator for one of the plans that include it
     ");
 }
+
+#[test]
+fn a_plan_with_a_name_that_no_tool_has_is_refused() {
+    let world = World::new().file("a.txt", "a");
+    let call = |tools: &str| {
+        let setting = format!("plans.Files.tools={tools}");
+        world.run(&["call", "Read", "path=a.txt", "--plan", "Files", "--set", &setting])
+    };
+    insta::assert_snapshot!(call("[\"Read\", \"R*d\"]"), @"
+    exit: 2
+    ----- stdout -----
+
+    ----- stderr -----
+    error: flag --set: `plans.Files.tools`: `R*d` is not the name of a tool
+    hint: a name has letters, digits, `_` and `-`; `*` may stand at its end
+    ");
+    insta::assert_snapshot!(call("[\"ReadFile\"]"), @"
+    exit: 2
+    ----- stdout -----
+
+    ----- stderr -----
+    error: flag --set: `plans.Files.tools`: `ReadFile` is another name for `Read`
+    hint: write `Read`; plans include tools by their real names
+    ");
+    insta::assert_snapshot!(call("[\"read_file\", \"\"]"), @"
+    exit: 2
+    ----- stdout -----
+
+    ----- stderr -----
+    error: flag --set: `plans.Files.tools`: `` is not the name of a tool
+    hint: a name has letters, digits, `_` and `-`; `*` may stand at its end
+    ");
+    insta::assert_snapshot!(call("[\"read_file\"]"), @"
+    exit: 2
+    ----- stdout -----
+
+    ----- stderr -----
+    error: flag --set: `plans.Files.tools`: `read_file` is another name for `Read`
+    hint: write `Read`; plans include tools by their real names
+    ");
+    insta::assert_snapshot!(call("[\"Re*\", \"tracker__*\", \"elsewhere\"]"), @"
+    exit: 0
+    ----- stdout -----
+    a
+    ----- stderr -----
+    ");
+    let manifest = "[[tool]]\nname = \"read_file\"\ndescription = \"d\"\ncommand = [\"true\"]\n";
+    let world = World::new().file(".wieldy/tools/own.toml", manifest);
+    let arguments = ["call", "read_file", "--isolation", "none", "--plan", "Files"];
+    let own = [&arguments[..], &["--set", "plans.Files.tools=[\"read_file\"]"]].concat();
+    assert_eq!(world.code(&own), Some(0), "a tool of one's own may have the name of a weak alias");
+}
