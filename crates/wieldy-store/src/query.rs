@@ -1,5 +1,6 @@
 //! Queries: finds calls, returns one call with its events, and computes statistics.
 
+mod lead;
 mod statistics;
 
 use std::collections::BTreeMap;
@@ -375,14 +376,19 @@ impl SearchPlan {
             wanted.values.len()
         });
         let text = query.text.as_deref().filter(|text| !text.trim().is_empty());
-        let (first, others) = metadata::wanted(&query.metadata, text.is_none());
-        others.into_iter().for_each(|entry| wanted.add(metadata::HAS_ENTRY, entry));
+        let first = wanted.values.len() + 1;
         let (alternatives, values) = match text {
-            None => (
-                vec![vec![metadata::source_of(database.dialect(), first.as_ref(), wanted.values.len() + 1)]],
-                Vec::from_iter(first),
-            ),
+            None if query.metadata.is_empty() => {
+                let all = Source { from: "tool_executions".into(), id: "id", condition: "true".into() };
+                (vec![vec![all]], Vec::new())
+            }
+            None => {
+                let (source, values) = lead::source(database, query, before, first)?;
+                (vec![vec![source]], values)
+            }
             Some(text) => {
+                let has_entry = metadata::has_entry("tool_executions.id");
+                metadata::wanted(&query.metadata).into_iter().for_each(|entry| wanted.add(&has_entry, entry));
                 let is_narrow = query.session.is_some() || query.batch.is_some();
                 let words = TextSearch { text, tool: query.tool.as_deref(), is_narrow, place: query.text_in, before };
                 database.text_sources(&words, wanted.values.len() + 1)?
