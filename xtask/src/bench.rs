@@ -20,6 +20,8 @@ mod journal;
 #[cfg(feature = "bench")]
 mod journal_floor;
 #[cfg(feature = "bench")]
+mod journal_questions;
+#[cfg(feature = "bench")]
 mod mcp;
 #[cfg(feature = "bench")]
 mod mcp_servers;

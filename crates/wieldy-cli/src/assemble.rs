@@ -13,7 +13,8 @@ use wieldy::{
 };
 
 use crate::config::{
-    Config, Environment, FILE_NAME, MANIFEST_BYTES_MAX, Origin, PROJECT_FOLDER, Text, is_manifest, read_regular,
+    Config, Environment, FILE_NAME, MANIFEST_BYTES_MAX, Origin, PROJECT_FOLDER, Text, check_names, is_manifest,
+    read_regular,
 };
 use crate::exit::Failure;
 use crate::history::{self, History};
@@ -88,6 +89,7 @@ pub(crate) fn executor(
     let executor = builder.build().map_err(Failure::usage)?;
     if !is_program {
         add_manifests(&executor, config, environment)?;
+        check_names(config, &executor)?;
     }
     Ok(executor)
 }
@@ -97,6 +99,7 @@ pub(crate) fn catalogue(config: &Config, environment: &Environment) -> Result<Ex
     let memory = config.history.address.iter().flat_map(|address| history_tools(Store::at(address)));
     let executor = builder(config, environment)?.tools(memory).build().map_err(Failure::usage)?;
     add_manifests(&executor, config, environment)?;
+    check_names(config, &executor)?;
     Ok(executor)
 }
 

@@ -265,7 +265,12 @@ impl Policy {
         self
     }
 
-    /// Returns the same policy with a plan added or replaced.
+    /// Returns the plans by name; those of [`Policy::default`] are Core, WriterPro, Teams and Enterprise.
+    pub fn plans(&self) -> &BTreeMap<String, Plan> {
+        &self.plans
+    }
+
+    /// Returns the same policy with a plan added or replaced: no key of the plan before is kept.
     #[must_use]
     pub fn with_plan(mut self, name: &str, plan: Plan) -> Self {
         self.plans.insert(name.to_owned(), plan);

@@ -1,6 +1,7 @@
 //! The interface that both databases implement. Shared SQL is written once, with `?1`, `?2`, … for values; [`Dialect`]
 //! holds the differences.
 
+use std::borrow::Cow;
 use std::path::Path;
 use std::time::Duration;
 
@@ -127,7 +128,7 @@ pub(crate) struct TextSearch<'a> {
 
 /// A table expression that calls are read from.
 pub(crate) struct Source {
-    pub(crate) from: &'static str,
+    pub(crate) from: Cow<'static, str>,
     /// The expression by which calls are ordered there.
     pub(crate) id: &'static str,
     pub(crate) condition: String,

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::database::{self, Dialect, Source};
+use crate::database;
 
 /// The key of the caller's own metadata in a row. The other keys are facts of the engine.
 pub(crate) const CALLER: &str = "caller";
@@ -48,30 +48,17 @@ pub(crate) fn entry(name: &str, value: &str) -> EntryHash {
     short
 }
 
-/// The SQL condition for calls with an entry.
-pub(crate) const HAS_ENTRY: &str =
-    "EXISTS (SELECT 1 FROM metadata_entries o WHERE o.entry = ? AND o.execution = tool_executions.id)";
-
-/// Returns the hashes of the wanted entries: the one by which calls are read, if they can be, and the others.
-pub(crate) fn wanted(entries: &[(String, String)], may_lead: bool) -> (Option<database::Value>, Vec<database::Value>) {
-    let hash = |(name, value): &(String, String)| database::Value::Bytes(entry(name, value).to_vec());
-    let mut hashes: Vec<database::Value> = entries.iter().map(hash).collect();
-    let first = (may_lead && !hashes.is_empty()).then(|| hashes.remove(0));
-    (first, hashes)
+/// Returns the SQL condition for calls with an entry. `id` is the column with the number of the call.
+pub(crate) fn has_entry(id: &str) -> String {
+    format!("EXISTS (SELECT 1 FROM metadata_entries o WHERE o.entry = ? AND o.execution = {id})")
 }
 
-/// Returns the table that calls are read from, without words: all calls, or those with an entry of metadata.
-pub(crate) fn source_of(dialect: Dialect, entry: Option<&database::Value>, place: usize) -> Source {
-    if entry.is_none() {
-        return Source { from: "tool_executions", id: "id", condition: "true".into() };
-    }
-    let from = match dialect {
-        // Otherwise SQLite may read all calls and look for the entry of each.
-        Dialect::Sqlite => "metadata_entries CROSS JOIN tool_executions ON tool_executions.id = execution",
-        #[cfg(feature = "postgres")]
-        Dialect::Postgres => "metadata_entries JOIN tool_executions ON tool_executions.id = execution",
-    };
-    Source { from, id: "execution", condition: format!("entry = ?{place}") }
+/// Returns the hashes of the wanted entries, each once.
+pub(crate) fn wanted(entries: &[(String, String)]) -> Vec<database::Value> {
+    let mut hashes: Vec<EntryHash> = entries.iter().map(|(name, value)| entry(name, value)).collect();
+    hashes.sort_unstable();
+    hashes.dedup();
+    hashes.into_iter().map(|hash| database::Value::Bytes(hash.to_vec())).collect()
 }
 
 #[cfg(test)]

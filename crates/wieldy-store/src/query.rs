@@ -1,5 +1,6 @@
 //! Queries: finds calls, returns one call with its events, and computes statistics.
 
+mod lead;
 mod statistics;
 
 use std::collections::BTreeMap;
@@ -382,14 +383,19 @@ impl SearchPlan {
             let why = format!("the words to look for may have at most {TEXT_BYTES_MAX} bytes");
             return Err(StoreError::Query(why));
         }
-        let (first, others) = metadata::wanted(&query.metadata, text.is_none());
-        others.into_iter().for_each(|entry| wanted.add(metadata::HAS_ENTRY, entry));
+        let first = wanted.values.len() + 1;
         let (alternatives, values) = match text {
-            None => (
-                vec![vec![metadata::source_of(database.dialect(), first.as_ref(), wanted.values.len() + 1)]],
-                Vec::from_iter(first),
-            ),
+            None if query.metadata.is_empty() => {
+                let all = Source { from: "tool_executions".into(), id: "id", condition: "true".into() };
+                (vec![vec![all]], Vec::new())
+            }
+            None => {
+                let (source, values) = lead::source(database, query, before, first)?;
+                (vec![vec![source]], values)
+            }
             Some(text) => {
+                let has_entry = metadata::has_entry("tool_executions.id");
+                metadata::wanted(&query.metadata).into_iter().for_each(|entry| wanted.add(&has_entry, entry));
                 let is_narrow = query.session.is_some() || query.batch.is_some();
                 let words = TextSearch { text, tool: query.tool.as_deref(), is_narrow, place: query.text_in, before };
                 database.text_sources(&words, wanted.values.len() + 1)?

@@ -10,17 +10,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use rusqlite::Connection;
 use serde_json::Value;
 use tokio::runtime::Runtime;
 use wieldy_core::{
     Call, Caller, Durability, Executor, Limits, Outcome, ResultRecording, SharedTool, Status, ToolSpec, tool,
 };
-use wieldy_store::{Address, GroupBy, JournalOptions, Query, Store};
+use wieldy_store::{Address, JournalOptions, Query, Store};
 
 use super::floor::{ARGUMENTS, schema};
 use super::harness::{Spread, spread_of};
 use super::journal_floor::{by_hand, new_database, plain_postgres, plain_table};
+use super::journal_questions::questions;
 use super::ours::{no_op, waiting};
 use super::table::{Figure, Goal, Row};
 
@@ -50,7 +50,7 @@ pub(super) fn measure(quick: bool) -> Result<Vec<Row>> {
     rows.extend(on_postgres(&runtime, rounds, span)?);
     rows.push(verify(&runtime, folder.path(), if quick { 30_000 } else { 100_000 })?);
     rows.push(recovery(&runtime, folder.path())?);
-    rows.extend(questions(folder.path(), if quick { 100_000 } else { 1_000_000 })?);
+    rows.extend(questions(&runtime, folder.path(), if quick { 100_000 } else { 1_000_000 })?);
     Ok(rows)
 }
 
@@ -322,62 +322,6 @@ fn verify(runtime: &Runtime, folder: &Path, calls_wanted: usize) -> Result<Row> 
         ratio: None,
         goal: Some(Goal::PerSecondAtLeast(200_000.0)),
     })
-}
-
-/// Measures how long queries to a large history take.
-fn questions(folder: &Path, calls: usize) -> Result<Vec<Row>> {
-    let path = folder.join("many.db");
-    let store = Store::open(&Address::Sqlite(path.clone()))?;
-    eprintln!("making a history of {calls} calls…");
-    let sql =
-        include_str!("../../../crates/wieldy-store/tests/data/many_calls.sql").replace("CALLS", &calls.to_string());
-    Connection::open(&path)?.execute_batch(&sql)?;
-    let text = |text: &str| Some(text.to_owned());
-    let first = store.search(&Query::default(), 1)?.executions.remove(0);
-    let middle = store.search(&Query { tool: text("tool_7"), ..Query::default() }, 1000)?;
-    let queries = [
-        ("the last 20", Query::default()),
-        ("by tool", Query { tool: text("tool_7"), ..Query::default() }),
-        ("by status", Query { status: Some(Status::Timeout), ..Query::default() }),
-        (
-            "by tool and status",
-            Query { tool: text("tool_7"), status: Some(Status::PermissionDenied), ..Query::default() },
-        ),
-        ("by session", Query { session: text("session_17"), ..Query::default() }),
-        ("by agent and tenant", Query { agent: text("agent_6"), tenant: text("tenant_6"), ..Query::default() }),
-        ("by a word", Query { text: text("word77"), ..Query::default() }),
-        ("by common words", Query { text: text("quick fox"), ..Query::default() }),
-        ("by word and tool", Query { text: text("file_77"), tool: text("tool_7"), ..Query::default() }),
-        ("by something that is not there", Query { text: text("nowhere"), ..Query::default() }),
-        ("since a day in the middle", Query { since: Some(middle.executions[999].started_at), ..Query::default() }),
-        ("a page in the middle", Query { cursor: middle.next, ..Query::default() }),
-    ];
-    let mut rows = Vec::new();
-    let mut ask = |name: &str, question: &mut dyn FnMut() -> Result<()>| -> Result<()> {
-        let mut samples = Vec::new();
-        for _ in 0..21 {
-            let began = Instant::now();
-            question()?;
-            samples.push(began.elapsed().as_secs_f64() * 1e9);
-        }
-        rows.push(Row {
-            name: format!("{calls} calls: {name}"),
-            ours: Figure::Time(spread_of(samples)),
-            floor: None,
-            ratio: None,
-            goal: Some(Goal::TimeAtMost(50e6)),
-        });
-        Ok(())
-    };
-    for (name, query) in &queries {
-        ask(name, &mut || store.search(query, 20).map(drop).map_err(Into::into))?;
-    }
-    let id = first.execution_id.parse().context("an id")?;
-    ask("one call with its events", &mut || store.show(id).map(drop).map_err(Into::into))?;
-    for (name, by) in [("by tool", GroupBy::Tool), ("by day", GroupBy::Day)] {
-        ask(&format!("statistics {name}"), &mut || store.stats(&Query::default(), by).map(drop).map_err(Into::into))?;
-    }
-    Ok(rows)
 }
 
 fn median(mut samples: Vec<f64>) -> f64 {

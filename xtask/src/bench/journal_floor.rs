@@ -137,7 +137,7 @@ pub(super) fn plain_table(path: &Path, callers: usize, span: Duration) -> Result
     Ok(calls as f64 / began.elapsed().as_secs_f64())
 }
 
-async fn connect(url: &str) -> Result<tokio_postgres::Client> {
+pub(super) async fn connect(url: &str) -> Result<tokio_postgres::Client> {
     let (client, connection) = tokio_postgres::connect(url, NoTls).await?;
     tokio::spawn(connection);
     Ok(client)

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use wieldy::{
-    Backoff, BreakerPolicy, ExecutorBuilder, Level, Limits, NativeOptions, Per, RateKind, ResourceLimits,
+    Backoff, BreakerPolicy, ExecutorBuilder, Level, Limits, NativeOptions, Per, Plan, RateKind, ResourceLimits,
     ResultRecording, RetryPolicy,
 };
 use wieldy_mcp::server::ServerOptions;
@@ -280,7 +280,7 @@ section! {
         batch: FileBatch,
         priority_max: FilePriority,
     }
-    /// The limits of a plan; a missing key means no limit, but for `slots`: that of `limits`.
+    /// The limits of a plan. A missing key of a plan that is not shipped means no limit; for `slots`, that of `limits`.
     FilePlan {
         batch_max: Count,
         parallel_max: Count,
@@ -411,7 +411,7 @@ impl FileConfig {
             tools: Some(FileTools { manifests: Some(Vec::new()) }),
             mcp: Some(FileMcp::defaults()),
             serve: Some(FileServe::defaults()),
-            plans: Some(BTreeMap::new()),
+            plans: Some(executor.policy.plans().iter().map(|(name, plan)| (name.clone(), plan.into())).collect()),
         }
     }
 
@@ -452,6 +452,19 @@ impl FileConfig {
         let mounts = self.sandbox.iter_mut().flat_map(|sandbox| &mut sandbox.mounts).flatten();
         if !folder.as_os_str().is_empty() {
             mounts.for_each(|mount| mount.begin_at(folder));
+        }
+    }
+}
+
+impl From<&Plan> for FilePlan {
+    /// Writes down a shipped plan, which has neither tools nor scopes nor resources of its own.
+    fn from(plan: &Plan) -> Self {
+        Self {
+            batch_max: plan.batch_max.map(|count| Whole(count as u64)),
+            parallel_max: plan.parallel_max.map(|count| Whole(count as u64)),
+            slots: plan.slots.map(|slots| Whole(slots.into())),
+            full_events: Some(plan.full_events),
+            ..Self::default()
         }
     }
 }

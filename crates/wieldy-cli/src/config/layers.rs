@@ -126,9 +126,10 @@ impl Layers {
     pub(crate) fn new(defaults: &FileConfig) -> Self {
         let defaults = leaves(&table_of(defaults));
         let values = defaults.iter().map(|(key, value)| (key.clone(), (value.clone(), Origin::Default))).collect();
-        // `log` alone is short for `log.level`.
+        // `log` alone is short for `log.level`. There may be more plans than those that are shipped.
         let short = (vec!["log".to_owned()], Value::String(String::new()));
-        Self { values, defaults: [defaults, vec![short]].concat() }
+        let plans = (vec!["plans".to_owned()], Value::Table(Table::new()));
+        Self { values, defaults: [defaults, vec![short, plans]].concat() }
     }
 
     /// Puts a layer on top of the others.
@@ -151,7 +152,7 @@ impl Layers {
         self.values.insert(key, (value, origin.clone()));
     }
 
-    /// Returns true for a section without a key. An empty plan does mean something: it has no limits.
+    /// Returns true for a section without a key. An empty plan of a new name does mean something: it has no limits.
     fn says_nothing(&self, key: &Key, value: &Value) -> bool {
         let is_known = || self.values.keys().any(|other| other.starts_with(key));
         value.as_table().is_some_and(Table::is_empty) && is_known()

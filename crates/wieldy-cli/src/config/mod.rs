@@ -15,6 +15,7 @@ mod history;
 mod layers;
 mod log;
 mod mcp;
+mod plans;
 mod resources;
 mod safe;
 mod sandbox;
@@ -35,8 +36,7 @@ use wieldy::{Backoff, BreakerPolicy, Level, Limits, Network, Plan, Rate, Resourc
 use crate::exit::Failure;
 use crate::output::shown_in_line;
 use file::{
-    FileBackoff, FileConfig, FileHistory, FileLog, FileMcp, FilePlan, FileRate, FileResourceLimits, FileSandbox,
-    FileServe,
+    FileBackoff, FileConfig, FileHistory, FileLog, FileMcp, FileRate, FileResourceLimits, FileSandbox, FileServe,
 };
 use layers::{CONFIG_VARIABLE, ConfigError, Layers, Mistakes};
 use resources::{limits_above_maximum, limits_of_tools};
@@ -51,6 +51,7 @@ pub(crate) use history::{HistoryConfig, address};
 pub(crate) use layers::Origin;
 pub(crate) use log::{Levels, LogConfig, LogFileConfig, LogFormat, Rotate};
 pub(crate) use mcp::{McpConfig, ServerConfig};
+pub(crate) use plans::check_names;
 pub(crate) use resources::key_of_limit;
 pub(crate) use serve::address as listen_address;
 pub(crate) use text::{FileText, InFile, Text, bounded, filled, names_files};
@@ -273,8 +274,8 @@ impl Config {
         const SET: &str = "the defaults have every key";
         let file = layers.merged();
         let (limits, timeouts, retry) = (file.limits.expect(SET), file.timeouts.expect(SET), file.retry.expect(SET));
-        let (breaker, resources, state) =
-            (file.breaker.expect(SET), file.resources.expect(SET), file.state.expect(SET));
+        let (breaker, resources, state, plans) =
+            (file.breaker.expect(SET), file.resources.expect(SET), file.state.expect(SET), file.plans.expect(SET));
         let (base, cap, isolation) = (time(retry.base), time(retry.cap), file.isolation.expect(SET));
         let (floor, mut more) = (file.sandbox.as_ref().and_then(|sandbox| sandbox.floor).expect(SET), Vec::new());
         if cap < base {
@@ -282,6 +283,7 @@ impl Config {
             more.push(conflict(layers, ["retry.base", "retry.cap"], message, None));
         }
         more.extend(limits_above_maximum(layers, &resources));
+        more.extend(plans::impossible_names(layers, &plans));
         let sandbox = kept(sandbox(layers, file.sandbox.expect(SET), home, isolation), &mut more);
         let history = kept(history(layers, file.history.expect(SET), &state), &mut more);
         let mcp = kept(mcp(file.mcp.expect(SET), home, floor), &mut more);
@@ -329,7 +331,7 @@ impl Config {
             resources_of_tools: limits_of_tools(&resources.tools.unwrap_or_default()),
             output_bytes_max: file.output.and_then(|output| output.bytes_max).expect(SET).0,
             confirmation_timeout: time(file.confirm.and_then(|confirm| confirm.timeout)),
-            plans: file.plans.expect(SET).into_iter().map(|(name, limits)| (name, plan(&limits))).collect(),
+            plans: plans.iter().map(|(name, limits)| (name.clone(), plans::plan(limits))).collect(),
             shell_environment: file.shell.and_then(|shell| shell.environment).expect(SET),
             manifests: file.tools.and_then(|tools| tools.manifests).expect(SET),
             mcp,
@@ -482,18 +484,6 @@ fn rate(rate: FileRate) -> Rate {
         calls: NonZeroU32::new(small(Some(rate.calls))).expect("its bounds begin at 1"),
         window: rate.window.0,
         kind: rate.kind,
-    }
-}
-
-fn plan(plan: &FilePlan) -> Plan {
-    Plan {
-        batch_max: number(plan.batch_max).map(|count| count as usize),
-        parallel_max: number(plan.parallel_max).map(|count| count as usize),
-        slots: plan.slots.map(|slots| small(Some(slots))),
-        tools: plan.tools.clone().unwrap_or_default(),
-        scopes: plan.scopes.clone().unwrap_or_default(),
-        resources: plan.resources.as_ref().map(FileResourceLimits::limits).unwrap_or_default(),
-        full_events: plan.full_events.unwrap_or(true),
     }
 }
 

@@ -68,7 +68,6 @@ fn the_template_has_every_key_with_its_default() {
             **origin == Origin::Default
                 && ![
                     "state",
-                    "plans",
                     "rates",
                     "mcp.servers",
                     "serve.tokens",
@@ -340,7 +339,7 @@ fn folders_follow_the_platforms_variables() {
 
 #[test]
 fn a_plan_without_limits_is_a_plan() {
-    assert_eq!(file("[limits]\n[plans.Free]\n[plans]"), "plans.Free = {} [file wieldy.toml]");
+    assert_eq!(file("[limits]\n[plans.Free]\n[plans.Core]\n[plans]"), "plans.Free = {} [file wieldy.toml]");
 }
 
 proptest::proptest! {

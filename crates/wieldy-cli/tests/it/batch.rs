@@ -1,5 +1,7 @@
 //! Tests of `wieldy batch`.
 
+use serde_json::json;
+
 use crate::world::World;
 
 const BATCH: &str = r#"[
@@ -252,6 +254,36 @@ fn the_summary_of_a_batch_names_the_limit_that_held() {
 }
 
 #[test]
+fn a_key_of_a_shipped_plan_leaves_its_other_keys_as_they_are() {
+    let lines = "{\"tool\":\"List\"}\n".repeat(10);
+    let world = World::new().file("batch", &lines);
+    let summary = |setting: &str, plan: &str| {
+        let asked = ["--set", setting, "--plan", plan, "--max-concurrency", "10"];
+        let told = world.json(&[&["batch", "batch", "--json"], &asked[..]].concat());
+        let part = |name: &str| told["summary"][name].clone();
+        [part("total"), part("max_concurrency"), part("held_by")]
+    };
+    let told = |max: usize, held_by: Option<&str>| [json!(10), json!(max), json!(held_by)];
+    assert_eq!(summary("plans.Teams.tools=[\"*\"]", "Teams"), told(10, None));
+    assert_eq!(summary("plans.Teams.batch-max=60", "Teams"), told(10, None));
+    assert_eq!(summary("plans.Teams.slots=3", "Teams"), told(3, Some("plan_slots")));
+    assert_eq!(summary("plans.WriterPro.batch-max=60", "WriterPro"), told(1, Some("plan_parallel_max")));
+    assert_eq!(summary("plans.Enterprise.full-events=false", "Enterprise"), told(10, None));
+    assert_eq!(summary("plans.Trial.batch-max=60", "Trial"), told(4, Some("calls_running_per_agent_max")));
+    insta::assert_snapshot!(
+        world.run(&["batch", "batch", "--plan", "Core", "--set", "plans.Core.resources.memory-mb=512"]),
+        @"
+    exit: 4
+    ----- stdout -----
+
+    ----- stderr -----
+    error[E3006]: a batch of 10 calls is over the limit of 5 of the plan `Core`
+    hint: split the batch into parts of at most 5 calls
+    "
+    );
+}
+
+#[test]
 fn a_tool_outside_the_plan_is_refused() {
     let world = World::new().file("wieldy.toml", "[plans.Files]\ntools = [\"Read\", \"Li*\"]\n");
     assert_eq!(world.code(&["call", "List", "--plan", "Files"]), Some(0));
@@ -263,4 +295,56 @@ fn a_tool_outside_the_plan_is_refused() {
     error[E3006]: the plan `Files` does not include `Bash`; the plans `Core`, `Enterprise`, `Teams`, `WriterPro` do
     hint: use another tool, or ask the operator for one of the plans that include it
     ");
+}
+
+#[test]
+fn a_plan_with_a_name_that_no_tool_has_is_refused() {
+    let world = World::new().file("a.txt", "a");
+    let call = |tools: &str| {
+        let setting = format!("plans.Files.tools={tools}");
+        world.run(&["call", "Read", "path=a.txt", "--plan", "Files", "--set", &setting])
+    };
+    insta::assert_snapshot!(call("[\"Read\", \"R*d\"]"), @"
+    exit: 2
+    ----- stdout -----
+
+    ----- stderr -----
+    error: flag --set: `plans.Files.tools`: `R*d` is not the name of a tool
+    hint: a name has letters, digits, `_` and `-`; `*` may stand at its end
+    ");
+    insta::assert_snapshot!(call("[\"ReadFile\"]"), @"
+    exit: 2
+    ----- stdout -----
+
+    ----- stderr -----
+    error: flag --set: `plans.Files.tools`: `ReadFile` is another name for `Read`
+    hint: write `Read`; plans include tools by their real names
+    ");
+    insta::assert_snapshot!(call("[\"read_file\", \"\"]"), @"
+    exit: 2
+    ----- stdout -----
+
+    ----- stderr -----
+    error: flag --set: `plans.Files.tools`: `` is not the name of a tool
+    hint: a name has letters, digits, `_` and `-`; `*` may stand at its end
+    ");
+    insta::assert_snapshot!(call("[\"read_file\"]"), @"
+    exit: 2
+    ----- stdout -----
+
+    ----- stderr -----
+    error: flag --set: `plans.Files.tools`: `read_file` is another name for `Read`
+    hint: write `Read`; plans include tools by their real names
+    ");
+    insta::assert_snapshot!(call("[\"Re*\", \"tracker__*\", \"elsewhere\"]"), @"
+    exit: 0
+    ----- stdout -----
+    a
+    ----- stderr -----
+    ");
+    let manifest = "[[tool]]\nname = \"read_file\"\ndescription = \"d\"\ncommand = [\"true\"]\n";
+    let world = World::new().file(".wieldy/tools/own.toml", manifest);
+    let arguments = ["call", "read_file", "--isolation", "none", "--plan", "Files"];
+    let own = [&arguments[..], &["--set", "plans.Files.tools=[\"read_file\"]"]].concat();
+    assert_eq!(world.code(&own), Some(0), "a tool of one's own may have the name of a weak alias");
 }

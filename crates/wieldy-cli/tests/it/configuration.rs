@@ -60,7 +60,20 @@ fn every_value_is_shown_with_its_origin() {
     mcp.list-wait = "4s"  # default
     mcp.servers = {}  # default
     output.bytes-max = 65536  # default
-    plans = {}  # default
+    plans.Core.batch-max = 5  # default
+    plans.Core.full-events = false  # default
+    plans.Core.parallel-max = 1  # default
+    plans.Core.slots = 4  # default
+    plans.Enterprise.full-events = true  # default
+    plans.Enterprise.slots = 0  # default
+    plans.Teams.batch-max = 50  # default
+    plans.Teams.full-events = true  # default
+    plans.Teams.parallel-max = 10  # default
+    plans.Teams.slots = 10  # default
+    plans.WriterPro.batch-max = 20  # default
+    plans.WriterPro.full-events = false  # default
+    plans.WriterPro.parallel-max = 1  # default
+    plans.WriterPro.slots = 4  # default
     rates = []  # default
     resources.cpu-millicores = 500  # default
     resources.disk-files = 250000  # default
@@ -315,6 +328,31 @@ fn a_flag_sets_keys_with_user_defined_names() {
         let (key, _) = setting.split_once('=').unwrap();
         assert_eq!(shown(setting, key), line);
     }
+}
+
+#[test]
+fn the_shipped_plans_are_shown_with_the_keys_that_were_set() {
+    let world = World::new().file("wieldy.toml", "[plans.Core]\nslots = 2\n[plans.Teams]\n");
+    let told = world.run(&["config", "show", "--set", "plans.Core.tools=[\"Read\"]", "--set", "plans.Trial.slots=0"]);
+    let plans: Vec<&str> = told.lines().filter(|line| line.starts_with("plans")).collect();
+    insta::assert_snapshot!(plans.join("\n"), @r#"
+    plans.Core.batch-max = 5  # default
+    plans.Core.full-events = false  # default
+    plans.Core.parallel-max = 1  # default
+    plans.Core.slots = 2  # file wieldy.toml
+    plans.Core.tools = ["Read"]  # flag --set
+    plans.Enterprise.full-events = true  # default
+    plans.Enterprise.slots = 0  # default
+    plans.Teams.batch-max = 50  # default
+    plans.Teams.full-events = true  # default
+    plans.Teams.parallel-max = 10  # default
+    plans.Teams.slots = 10  # default
+    plans.Trial.slots = 0  # flag --set
+    plans.WriterPro.batch-max = 20  # default
+    plans.WriterPro.full-events = false  # default
+    plans.WriterPro.parallel-max = 1  # default
+    plans.WriterPro.slots = 4  # default
+    "#);
 }
 
 #[test]

@@ -432,8 +432,8 @@ impl Database for Postgres {
         };
         // A subquery is evaluated once, and not for every row.
         let latest = format!("{place}.words @@ (SELECT {query}) AND {place}.id >= {last} - {SCANNED_RECORDS}");
-        let latest = Source { from, id: "id", condition: latest };
-        let all = Source { from, id: "id + 0", condition: format!("{place}.words @@ {query}") };
+        let latest = Source { from: from.into(), id: "id", condition: latest };
+        let all = Source { from: from.into(), id: "id + 0", condition: format!("{place}.words @@ {query}") };
         Ok((vec![vec![latest], vec![all]], vec![Value::Text(wanted)]))
     }
 

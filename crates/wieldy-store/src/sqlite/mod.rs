@@ -319,13 +319,13 @@ impl Database for Sqlite {
             let wanted = search::match_expression(&self.connection, words)
                 .map_err(|error| store_error("cannot read the history", &error))?;
             let indexed = Source {
-                from: "result_words CROSS JOIN tool_executions ON id = result_words.rowid",
+                from: "result_words CROSS JOIN tool_executions ON id = result_words.rowid".into(),
                 id: "result_words.rowid",
                 condition: format!("result_words MATCH ?{first}"),
             };
             return Ok((vec![vec![indexed]], vec![Value::Text(wanted)]));
         }
-        let scanned = |condition: String| Source { from: "tool_executions", id: "id", condition };
+        let scanned = |condition: String| Source { from: "tool_executions".into(), id: "id", condition };
         if words.is_narrow {
             let condition = format!("completed_at IS NOT NULL AND has_words(?{first}, {CALL_TEXT})");
             return Ok((vec![vec![scanned(condition)]], vec![text]));
@@ -333,7 +333,7 @@ impl Database for Sqlite {
         let wanted = search::match_expression(&self.connection, words)
             .map_err(|error| store_error("cannot read the history", &error))?;
         let indexed = Source {
-            from: "words CROSS JOIN tool_executions ON id = words.rowid",
+            from: "words CROSS JOIN tool_executions ON id = words.rowid".into(),
             id: "words.rowid",
             condition: format!("words MATCH ?{}", first + 1),
         };

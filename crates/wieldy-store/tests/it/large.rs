@@ -90,6 +90,20 @@ fn many_calls_are_asked_about(history: &TestHistory, scan: &str) {
     assert_eq!(count(with(&[("run", "8")])), 0);
     let of_tool = Query { tool: some("tool_7"), ..with(&[("run", "7")]) };
     assert_eq!(count(of_tool), counted("tool_name = 'tool_7' AND id % 1000 = 7"));
+    let nope = Query { tool: some("nope"), ..with(&[("all", "yes")]) };
+    assert_eq!(count(nope.clone()), 0);
+    let of_session = Query { session: some("session_17"), ..with(&[("all", "yes")]) };
+    assert_eq!(count(of_session.clone()), 500);
+    let tools_session = Query { tool: some("tool_7"), ..of_session.clone() };
+    assert_eq!(count(tools_session), counted("tool_name = 'tool_7' AND session_id = 'session_17'"));
+    let often = Query { tool: some("tool_7"), ..with(&[("all", "yes")]) };
+    assert_eq!(count(often.clone()), calls / 50);
+    let last = store.search(&Query { cursor: Some("51".parse().unwrap()), ..often.clone() }, 20).unwrap();
+    assert_eq!((last.executions.len(), last.next), (1, None));
+    let since = store.search(&Query::default(), 10).unwrap().executions[9].started_at;
+    assert_eq!(count(Query { since: Some(since), ..with(&[("all", "yes")]) }), 10);
+    let both = store.stats(&with(&[("all", "yes"), ("run", "7")]), GroupBy::Tool).unwrap();
+    assert_eq!(both.iter().map(|stat| stat.count).sum::<i64>() as usize, counted("id % 1000 = 7"));
     let word = Query { text: some("quick"), ..with(&[("run", "7")]) };
     assert_eq!(count(word), counted("id % 1000 = 7 AND parameters_json LIKE '%quick%'"));
     assert_eq!(store.search(&with(&[("all", "yes")]), 20).unwrap().executions.len(), 20);
@@ -151,6 +165,12 @@ fn many_calls_are_asked_about(history: &TestHistory, scan: &str) {
         with(&[("all", "yes")]),
         with(&[("run", "7")]),
         with(&[("run", "8")]),
+        with(&[("all", "yes"), ("run", "8")]),
+        with(&[("run", "8"), ("all", "yes")]),
+        nope.clone(),
+        of_session.clone(),
+        often.clone(),
+        Query { since: Some(since), ..with(&[("all", "yes")]) },
         Query { text: some("word7"), tool: some("tool_7"), ..Query::default() },
         Query { text: some("word7"), session: some("session_17"), ..Query::default() },
     ];
@@ -162,4 +182,13 @@ fn many_calls_are_asked_about(history: &TestHistory, scan: &str) {
             }
         }
     }
+
+    // The rarest condition leads: the other entry and the rows of calls are looked up.
+    let plan = |query: &Query| store.plans(query, 20).unwrap().concat();
+    for (query, index) in [(&nope, "tool_name"), (&of_session, "session_id")] {
+        let led = format!("ix_tool_executions_{index}");
+        assert!(plan(query).contains(&led), "{query:?}: {}", plan(query));
+    }
+    let orders = [[("all", "yes"), ("run", "8")], [("run", "8"), ("all", "yes")]].map(|entries| plan(&with(&entries)));
+    assert_eq!(orders[0], orders[1], "the order of entries does not matter");
 }

@@ -1,7 +1,7 @@
-//! Absolute paths and patterns inside the workspace, rewritten as relative ones, so that a file has one name in records,
-//! checks and caches.
+//! Absolute paths and patterns inside the workspace, rewritten as relative ones, and paths with `..` without them, so
+//! that a file has one name in records, checks and caches.
 
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use serde_json::Value;
 
@@ -17,10 +17,11 @@ pub(super) enum PatternKind {
 }
 
 impl Workspace {
-    /// Returns the relative spelling of `path` and of these patterns, where they are absolute and inside the workspace.
+    /// Returns the relative spelling of `path` and of these patterns, where they are absolute and inside the workspace,
+    /// and that of a `path` with `..`.
     pub(super) fn respell(&self, arguments: &Value, patterns: &[(&str, PatternKind)]) -> Vec<(String, String)> {
         let given = |name: &str| arguments.get(name).and_then(Value::as_str);
-        let path = given("path").and_then(|text| relative(text, self.roots()));
+        let path = given("path").and_then(|text| self.respelled(text));
         let folder = path.as_deref().or_else(|| given("path")).unwrap_or(".");
         let pattern = |(name, kind): &(&str, PatternKind)| {
             let below = below(&relative(given(name)?, self.roots())?, folder)?;
@@ -29,6 +30,37 @@ impl Workspace {
         };
         let patterns: Vec<_> = patterns.iter().filter_map(pattern).collect();
         path.map(|path| ("path".to_owned(), path)).into_iter().chain(patterns).collect()
+    }
+
+    /// Returns the usual spelling of a path in the workspace, if it is another one: relative and without `..`.
+    pub(crate) fn respelled(&self, text: &str) -> Option<String> {
+        let relative = relative(text, self.roots());
+        let straight = self.without_parents(relative.as_deref().unwrap_or(text));
+        straight.or(relative)
+    }
+
+    /// Returns a relative path without its `..`. Returns `None` if there is none, if the path leads outside, or if one
+    /// of them leaves anything but an existing folder: after a link, `..` is not the folder with the link.
+    fn without_parents(&self, text: &str) -> Option<String> {
+        if !text.split('/').any(|name| name == "..") {
+            return None;
+        }
+        let given = self.given(text).ok()?;
+        let mut straight = PathBuf::new();
+        for part in given.relative().components() {
+            match part {
+                Component::ParentDir if !self.root().symlink_metadata(&straight).ok()?.is_dir() => return None,
+                Component::ParentDir => _ = straight.pop(),
+                Component::CurDir => {}
+                Component::Normal(name) => straight.push(name),
+                Component::RootDir | Component::Prefix(_) => return None,
+            }
+        }
+        Some(match straight.to_str()? {
+            "" => ".".to_owned(),
+            straight if given.names_folder() => format!("{straight}/"),
+            straight => straight.to_owned(),
+        })
     }
 }
 
@@ -78,8 +110,38 @@ mod tests {
                 workspace.respell(&arguments, &[("pattern", kind)]).into_iter().map(|(_, text)| text).collect();
             assert_eq!(json!(respelled), wanted, "{path} {pattern}");
         }
-        let arguments = json!({"path": "a/../b", "pattern": "*"});
+        let arguments = json!({"path": "a", "pattern": "*"});
         assert_eq!(workspace.respell(&arguments, &[("pattern", PatternKind::Path)]), []);
         assert_eq!(workspace.respell(&json!("no object"), &[]), []);
+    }
+
+    #[test]
+    fn a_path_goes_up_only_from_a_folder_that_is_no_link() {
+        let folder = tempfile::tempdir().unwrap();
+        let workspace = Workspace::open(folder.path()).unwrap();
+        std::fs::create_dir_all(folder.path().join("in/deep")).unwrap();
+        std::fs::write(folder.path().join("file"), "").unwrap();
+        std::os::unix::fs::symlink("in/deep", folder.path().join("link")).unwrap();
+        let root = workspace.path().to_str().unwrap();
+        for (path, respelled) in [
+            ("in/../a.txt", Some("a.txt")),
+            ("./in//deep/../../in/./a.txt", Some("in/a.txt")),
+            ("in/deep/..", Some("in")),
+            ("in/..", Some(".")),
+            ("in/../b/", Some("b/")),
+            (&format!("{root}/in/../a.txt"), Some("a.txt")),
+            ("link/../a.txt", None),
+            ("in/../link/../a.txt", None),
+            ("missing/../a.txt", None),
+            ("file/../a.txt", None),
+            ("../a.txt", None),
+            ("in/../../a.txt", None),
+            ("in/..\n/a.txt", None),
+            ("a..b/..c", None),
+            (&format!("{root}/link/../a.txt"), Some("link/../a.txt")),
+            (&format!("{root}/../a.txt"), Some("../a.txt")),
+        ] {
+            assert_eq!(workspace.respelled(path).as_deref(), respelled, "{path}");
+        }
     }
 }

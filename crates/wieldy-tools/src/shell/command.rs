@@ -138,6 +138,20 @@ impl CommandTool {
     }
 }
 
+/// Returns true if programs take a relative path for a path. They may take `-x` for an option, `@x` for a list of files,
+/// `host:x` for a file elsewhere, and `name=x` for a setting, which an absolute path never is.
+fn reads_as_path(path: &str) -> bool {
+    let begins_plainly = path.starts_with(|sign: char| sign.is_alphanumeric() || "._".contains(sign));
+    begins_plainly && !path.contains([':', '='])
+}
+
+/// Returns true if the schema of an argument has no rule for its text, which may want an absolute path.
+fn takes_any_text(schema: &Value, argument: &str) -> bool {
+    let property = schema.get("properties").and_then(|properties| properties.get(argument)).and_then(Value::as_object);
+    let is_harmless = |key: &String| ["type", "title", "description", "default", "examples"].contains(&key.as_str());
+    property.is_some_and(|property| property.keys().all(is_harmless))
+}
+
 /// A sink that stores stdout without stderr, and passes on both.
 struct StdoutCopy {
     run: Run,
@@ -193,6 +207,23 @@ impl AnyTool for CommandTool {
             names.extend(workspace.names_of(&Path::new(folder).join(thing).to_string_lossy()));
         }
         names
+    }
+
+    /// Rewrites the paths that the footprint names, as the file tools do. Leaves all of them as they are if the program
+    /// starts in a folder of its own, because there a relative path means another file.
+    fn respell(&self, arguments: &Value, confinement: &Confinement) -> Vec<(String, String)> {
+        if self.command.folder.is_some() {
+            return Vec::new();
+        }
+        let Ok(workspace) = Workspace::open(&confinement.workspace) else { return Vec::new() };
+        let footprint = self.spec.footprint.iter();
+        let names = footprint.flat_map(|footprint| footprint.reads.iter().chain(&footprint.writes));
+        let respelled = |name: &String| {
+            let path = workspace.respelled(arguments.get(name)?.as_str()?)?;
+            let is_safe = reads_as_path(&path) && takes_any_text(&self.spec.input_schema, name);
+            is_safe.then(|| (name.clone(), path))
+        };
+        names.filter_map(respelled).collect()
     }
 
     fn program<'a>(
