@@ -66,6 +66,12 @@ struct End {
     hash: Hash,
 }
 
+/// The number of threads, and the origin of the last one.
+struct Roll {
+    threads: i64,
+    origin: Hash,
+}
+
 impl Threads {
     /// Appends an entry. When this returns, it is on the disk.
     pub fn push(&self, owner: &Owner, caller: &Caller, entry: NewEntry) -> Result<Pushed, ThreadError> {
@@ -139,24 +145,30 @@ impl<'a> Prepared<'a> {
         database: &mut dyn Database,
         signer: Option<&Signer>,
     ) -> Result<Result<Pushed, ThreadError>, StoreError> {
-        let mut end = self.find(database)?;
-        if let (Some(end), Some(_)) = (&end, &self.push_key)
+        let (mut found, mut roll) = (self.find(database)?, None);
+        if found.is_none() {
+            // On a server, another process may have made the thread while this one waited for its turn.
+            roll = Some(lock_roll(database)?);
+            found = self.find(database)?;
+        }
+        if let (Some(end), Some(_)) = (&found, &self.push_key)
             && let Some(earlier) = self.earlier(database, end.number)?
         {
             return Ok(earlier);
         }
         if let Some(reply_to) = self.entry.reply_to {
-            let last = end.as_ref().map_or(0, |end| end.seq);
+            let last = found.as_ref().map_or(0, |end| end.seq);
             if !(1..=last).contains(&reply_to) {
                 return Ok(Err(no_such_entry(reply_to, last)));
             }
         }
         let now = Timestamp::now().as_microsecond();
-        let created = end.is_none();
-        if created {
-            end = Some(self.begin(database, signer, now)?);
-        }
-        let end = end.expect("it was found or made");
+        let created = found.is_none();
+        let end = match (found, roll) {
+            (Some(end), _) => end,
+            (None, Some(roll)) => self.begin(database, &roll, signer, now)?,
+            (None, None) => unreachable!("the roll is locked before a thread is made"),
+        };
         let hash = self.put(database, &end, now)?;
         let seq = end.seq + 1;
         let (key, signature) = signed(signer, &end_message(&end.origin, seq, &hash));
@@ -218,20 +230,17 @@ impl<'a> Prepared<'a> {
         Ok(found)
     }
 
-    /// Makes the thread. Threads are numbered without gaps, so processes that make threads take turns.
-    fn begin(&self, database: &mut dyn Database, signer: Option<&Signer>, now: i64) -> Result<End, StoreError> {
-        let (mut number, mut previous) = (0, [0; 32]);
-        let sql = format!("SELECT threads, origin FROM roll WHERE one = 1{}", for_update(database));
-        database.query(&sql, &[], &mut |row| {
-            (number, previous) = (row.int(0)? + 1, hash(row.bytes(1)?)?);
-            Ok(())
-        })?;
-        // On a server, another process may have made the thread while this one waited for its turn.
-        if let Some(end) = self.find(database)? {
-            return Ok(end);
-        }
+    /// Makes the thread after the last one.
+    fn begin(
+        &self,
+        database: &mut dyn Database,
+        roll: &Roll,
+        signer: Option<&Signer>,
+        now: i64,
+    ) -> Result<End, StoreError> {
+        let number = roll.threads + 1;
         let (owner, thread_id) = (self.owner.0.as_str(), self.entry.thread_id.as_str());
-        let origin = origin(&previous, number, owner, thread_id, now);
+        let origin = origin(&roll.origin, number, owner, thread_id, now);
         let sql = "INSERT INTO threads (number, owner, thread_id, created_at, origin, seq, at, hash)
                    VALUES (?1, ?2, ?3, ?4, ?5, 0, ?4, ?5)";
         let bytes = Value::Bytes(origin.to_vec());
@@ -301,6 +310,17 @@ impl<'a> Prepared<'a> {
         }
         Ok(hash)
     }
+}
+
+/// Reads the roll, and locks it: threads are numbered without gaps, so processes that make threads take turns.
+fn lock_roll(database: &mut dyn Database) -> Result<Roll, StoreError> {
+    let sql = format!("SELECT threads, origin FROM roll WHERE one = 1{}", for_update(database));
+    let mut roll = None;
+    database.query(&sql, &[], &mut |row| {
+        roll = Some(Roll { threads: row.int(0)?, origin: hash(row.bytes(1)?)? });
+        Ok(())
+    })?;
+    roll.ok_or_else(|| StoreError::Damaged("the number of threads is missing".into()))
 }
 
 /// Returns the tags of an entry in the index of words.

@@ -17,7 +17,7 @@ use crate::world::{TestHistory, shared_server};
 const WRITERS: usize = 4;
 const THREADS: usize = 3;
 /// The number of keys of earlier victims that are used again.
-const KEYS: usize = 20;
+const KEYS: usize = 5;
 /// The longest life of a victim that is not killed.
 const LIFE_MAX: Duration = Duration::from_secs(20);
 
@@ -144,15 +144,20 @@ fn kill_at_random(history: &TestHistory, kills: usize, together: usize) {
     let answers = history.folder.path().join("answers");
     let length = || fs::metadata(&answers).map_or(0, |file| file.len());
     let mut chance = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut next = move |max: u64| {
+        chance = chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (chance >> 33) % max
+    };
     for _ in 0..kills / together {
-        let (before, began) = (length(), Instant::now());
+        // They are killed after some answers, which have about a hundred bytes each.
+        let (enough, began) = (length() + 2_000 + next(10_000), Instant::now());
         let victims: Vec<Child> = (0..together).map(|_| start(history, usize::MAX, 0, "")).collect();
-        while length() == before && began.elapsed() < Duration::from_secs(10) {
+        while length() < enough {
+            assert!(began.elapsed() < Duration::from_secs(30), "the victims do nothing");
             std::thread::sleep(Duration::from_millis(1));
         }
         for mut victim in victims {
-            chance = chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            std::thread::sleep(Duration::from_micros((chance >> 33) % 20_000));
+            std::thread::sleep(Duration::from_micros(next(10_000)));
             victim.kill().unwrap();
             victim.wait().unwrap();
         }

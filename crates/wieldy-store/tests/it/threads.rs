@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use wieldy_core::{Call, CallError, Caller, Code, Executor, Held, Options, Owners, ToolResult};
 use wieldy_store::{Address, StoreError, Threads, thread_tools};
 
+use crate::disk_trouble::SmallDisk;
 use crate::world::TestHistory;
 
 on_each_database!(
@@ -467,7 +468,7 @@ async fn tables_of_threads_go_down_and_up_again(history: TestHistory) {
     let gone = threads(&history);
     let owner = gone.owner(&ann, "default").unwrap();
     assert_eq!(gone.list(&owner, None, 10, None).unwrap().threads, []);
-    push(&executor, "a", "y", &ann).await;
+    push(&self::executor(&history), "a", "y", &ann).await;
     assert_eq!(gone.list(&owner, None, 10, None).unwrap().threads.len(), 1);
 }
 
@@ -508,19 +509,63 @@ async fn programs_that_push_at_once_make_the_tables_once(history: TestHistory) {
 }
 
 #[tokio::test]
-async fn a_full_or_missing_disk_is_reported_with_what_to_do() {
+async fn a_full_disk_loses_nothing_and_is_reported_with_what_to_do() {
     let history = TestHistory::sqlite();
+    let disk = SmallDisk::mount(history.folder.path(), 4);
     let (executor, ann) = (executor(&history), caller(None, Some("ann")));
-    // A file where the folder of the database should be.
-    let file = history.folder.path().join("file");
+    push(&executor, "a", "before", &ann).await;
+    let (mut acknowledged, mut error) = (1, None);
+    for number in 0..200 {
+        let entry = json!({"thread_id": "a", "content": format!("{number} {}", "word ".repeat(10_000))});
+        let result = result(&executor, "thread_push", entry, &ann).await;
+        error = result.error;
+        if error.is_some() {
+            break;
+        }
+        acknowledged += 1;
+    }
+    let error = error.expect("the disk is full");
+    assert_eq!((error.code, error.retryable), (Code::ExecutionError, false));
+    assert!(error.message.starts_with("cannot "), "{error:?}");
+    let advice = error.suggestion.unwrap();
+    assert!(advice.starts_with("nothing was written: have a person free disk space"), "{}: {advice}", error.message);
+    // Reading goes on, and what was acknowledged is there.
+    let read = told(&executor, "thread_read", json!({"thread_id": "a", "limit": 1}), &ann).await;
+    assert_eq!(read["total"], acknowledged);
+    disk.grow(32);
+    assert_eq!(push(&executor, "a", "after", &ann).await["seq"], acknowledged + 1);
+    let verdict = threads(&history).verify(None, &mut |_| {}).unwrap().unwrap();
+    assert_eq!((verdict.problem, verdict.entries), (None, acknowledged as u64 + 1));
+}
+
+#[tokio::test]
+async fn a_database_that_cannot_be_reached_is_reported_with_what_to_do() {
+    let ann = caller(None, Some("ann"));
+    let folder = tempfile::tempdir().unwrap();
+    // A file where the folder of the database should be, and a port where no server is.
+    let file = folder.path().join("file");
     std::fs::write(&file, "").unwrap();
-    let threads = Threads::beside(&Address::Sqlite(file.join("history.db")), None, BTreeMap::new());
-    let broken = Executor::builder().tools(thread_tools(threads)).build().unwrap();
-    let error = refused(&broken, "thread_push", json!({"thread_id": "a", "content": "x"}), &ann).await;
-    assert!(error.message.starts_with("cannot use the threads `"), "{error:?}");
-    assert!(error.suggestion.unwrap().starts_with("nothing was written: repeat the call in a moment"));
-    // A database that may hold no further page.
-    push(&executor, "a", "x", &ann).await;
-    history.threads_sql("PRAGMA max_page_count = 1");
-    assert_eq!(push(&executor, "a", "y", &ann).await["seq"], 2);
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let server: Address = format!("postgres://ann:hunter2@127.0.0.1:{port}/work").parse().unwrap();
+    for address in [Address::Sqlite(file.join("history.db")), server] {
+        let threads = Threads::beside(&address, None, BTreeMap::new());
+        let executor = Executor::builder().tools(thread_tools(threads)).build().unwrap();
+        for (tool, arguments) in [
+            ("thread_push", json!({"thread_id": "a", "content": "x"})),
+            ("thread_read", json!({"thread_id": "a"})),
+            ("thread_list", json!({})),
+            ("thread_seek", json!({"query": "x"})),
+        ] {
+            let result = result(&executor, tool, arguments, &ann).await;
+            // Without the file there is nothing to read.
+            if matches!(address, Address::Sqlite(_)) && tool != "thread_push" {
+                continue;
+            }
+            let error = result.error.unwrap();
+            assert_eq!(error.code, Code::ExecutionError);
+            assert!(error.message.starts_with("cannot use the threads `"), "{error:?}");
+            assert!(!error.message.contains("hunter2"), "{error:?}");
+            assert!(error.suggestion.unwrap().starts_with("nothing was written: repeat the call in a moment"));
+        }
+    }
 }
