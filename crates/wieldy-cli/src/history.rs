@@ -93,8 +93,7 @@ pub(crate) fn key(config: &Config) -> Option<PathBuf> {
 /// Returns the files of the history and of the threads, and the key of both.
 pub(crate) fn files(config: &Config) -> Vec<PathBuf> {
     let mut files: Vec<PathBuf> = key(config).into_iter().collect();
-    let history = config.history.address.as_ref();
-    for address in history.into_iter().flat_map(|address| [address.clone(), address.of_threads()]) {
+    for address in config.history.address.clone().into_iter().chain(threads_address(config)) {
         if let Address::Sqlite(path) = address {
             let beside = |ending: &str| {
                 let mut name = path.clone().into_os_string();
@@ -107,10 +106,19 @@ pub(crate) fn files(config: &Config) -> Vec<PathBuf> {
     files
 }
 
-/// Returns the threads beside the history, if it has an address. Nothing is opened before they are used.
+/// Returns the threads, if calls are recorded. Nothing is opened before they are used.
 pub(crate) fn threads(config: &Config) -> Option<Threads> {
-    let address = config.history.address.as_ref()?;
-    Some(Threads::beside(address, key(config), config.thread_projects.clone()))
+    Some(Threads::at(threads_address(config)?, key(config), config.thread_projects.clone()))
+}
+
+/// Returns the address of the threads: a file in the state folder, which no tool sees, or the server of the history.
+fn threads_address(config: &Config) -> Option<Address> {
+    match config.history.address.as_ref()? {
+        Address::Sqlite(_) if !config.state.as_os_str().is_empty() => {
+            Some(Address::Sqlite(config.state.join("threads.db")))
+        }
+        history => Some(history.of_threads()),
+    }
 }
 
 /// Opens the history for reading: it must be configured and, if it is a file, exist.

@@ -105,7 +105,7 @@ pub enum ThreadError {
     Refused {
         /// The reason.
         message: String,
-        /// What to do instead.
+        /// The advice.
         suggestion: String,
     },
 }
@@ -130,10 +130,9 @@ impl Address {
 }
 
 impl Threads {
-    /// Returns the threads beside a history. `key` is the path of the audit key, and `projects` are shared.
-    pub fn beside(history: &Address, key: Option<PathBuf>, projects: BTreeMap<String, Owners>) -> Self {
+    /// Returns the threads at an address. `key` is the path of the audit key, and `projects` are shared.
+    pub fn at(address: Address, key: Option<PathBuf>, projects: BTreeMap<String, Owners>) -> Self {
         let (signer, idle, writer) = (OnceLock::new(), Mutex::default(), Mutex::default());
-        let address = history.of_threads();
         Self { shared: Arc::new(Shared { address, key, signer, projects, idle, writer }) }
     }
 
@@ -158,8 +157,8 @@ impl Threads {
     }
 
     /// Migrates the tables to another schema version (0: no tables). Entries that it cannot hold are lost.
-    pub fn migrate(&self, form: u32) -> Result<(), StoreError> {
-        self.with(|database| database.migrate(form))
+    pub fn migrate(&self, form: u32) -> Result<(), ThreadError> {
+        self.with(|database| Ok(database.migrate(form)?))
     }
 
     /// Returns true if anything was ever written here.
@@ -175,7 +174,7 @@ impl Threads {
     }
 
     /// Runs `work` on a connection.
-    fn with<T, E: From<StoreError>>(&self, work: impl FnOnce(&mut dyn Database) -> Result<T, E>) -> Result<T, E> {
+    fn with<T>(&self, work: impl FnOnce(&mut dyn Database) -> Result<T, ThreadError>) -> Result<T, ThreadError> {
         let idle = || self.shared.idle.lock().expect("no code panics while it holds the connections");
         let taken = idle().pop();
         let mut database = match taken.and_then(|mut database| database.is_usable().then_some(database)) {
@@ -184,8 +183,9 @@ impl Threads {
         };
         let done = work(&mut *database);
         // A connection that failed may be broken, so it is not reused.
+        let has_failed = matches!(done, Err(ThreadError::Store(_) | ThreadError::Unknown(_)));
         let mut idle = idle();
-        if done.is_ok() && idle.len() < IDLE_MAX {
+        if !has_failed && idle.len() < IDLE_MAX {
             idle.push(database);
         }
         done

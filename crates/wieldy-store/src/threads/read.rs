@@ -149,7 +149,7 @@ pub struct Found {
     pub kind: String,
     /// The part around the first match.
     pub snippet: String,
-    /// How well it fits, from 0 to 1.
+    /// The score of its matches, from 0 to 1.
     pub score: f64,
     /// The time.
     pub at: At,

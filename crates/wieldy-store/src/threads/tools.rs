@@ -206,7 +206,7 @@ impl Tool for ThreadRead {
     type Args = ReadArgs;
 
     fn spec(&self) -> ToolSpec {
-        let description = "Shows the entries of a thread, with type, author and time.";
+        let description = "Reads the entries of a thread, with type, author and time.";
         common("thread_read", description, 10).read_only().reads("thread_id").permission("threads.read")
     }
 
@@ -238,7 +238,7 @@ impl Tool for ThreadSeek {
     type Args = SeekArgs;
 
     fn spec(&self) -> ToolSpec {
-        let description = "Finds entries of your threads by their words. Those that fit best come first.";
+        let description = "Searches the entries of your threads, such as earlier decisions, by their words. Those that fit best come first.";
         common("thread_seek", description, 15).read_only().permission("threads.read")
     }
 
@@ -267,7 +267,7 @@ impl Tool for ThreadList {
     type Args = ListArgs;
 
     fn spec(&self) -> ToolSpec {
-        let description = "Lists your threads with their last entries, the latest first.";
+        let description = "Lists your threads, open or closed, with their last entries, the latest first.";
         common("thread_list", description, 10).read_only().permission("threads.read")
     }
 

@@ -22,7 +22,7 @@ const KEYS: usize = 5;
 const LIFE_MAX: Duration = Duration::from_secs(20);
 
 fn threads(address: &Address, folder: &Path) -> Threads {
-    Threads::beside(address, Some(folder.join("audit.key")), std::collections::BTreeMap::new())
+    Threads::at(address.of_threads(), Some(folder.join("audit.key")), std::collections::BTreeMap::new())
 }
 
 /// Starts a process that pushes `rounds` entries with each of its writers.

@@ -34,7 +34,7 @@ pub(crate) fn threads(history: &TestHistory) -> Threads {
     let team = Owners { users: vec!["ann".into(), "bob".into()], ..Owners::default() };
     let acme = Owners { tenants: vec!["acme".into()], ..Owners::default() };
     let projects = BTreeMap::from([("team".to_owned(), team), ("acme".to_owned(), acme)]);
-    Threads::beside(&history.address, Some(history.folder.path().join("audit.key")), projects)
+    Threads::at(history.address.of_threads(), Some(history.folder.path().join("audit.key")), projects)
 }
 
 fn executor(history: &TestHistory) -> Executor {
@@ -353,7 +353,7 @@ async fn nothing_of_another_tenant_or_user_is_seen_by_any_tool(history: TestHist
         assert_eq!(listed["threads"][0]["last_line"], mine);
         assert_eq!(listed["threads"].as_array().unwrap().len(), 1);
     }
-    // Tenants and users are apart, whatever their names look like.
+    // Tenants and users are apart, also if their names look alike.
     for by in [caller(Some("one"), Some("one\",null")), caller(Some("nobody"), Some("one"))] {
         let error = refused(&executor, "thread_read", json!({"thread_id": "plan"}), &by).await;
         let told = (error.code, error.message.as_str(), error.suggestion.as_deref());
@@ -548,7 +548,7 @@ async fn a_database_that_cannot_be_reached_is_reported_with_what_to_do() {
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let server: Address = format!("postgres://ann:hunter2@127.0.0.1:{port}/work").parse().unwrap();
     for address in [Address::Sqlite(file.join("history.db")), server] {
-        let threads = Threads::beside(&address, None, BTreeMap::new());
+        let threads = Threads::at(address.of_threads(), None, BTreeMap::new());
         let executor = Executor::builder().tools(thread_tools(threads)).build().unwrap();
         for (tool, arguments) in [
             ("thread_push", json!({"thread_id": "a", "content": "x"})),
