@@ -9,7 +9,7 @@ use wieldy::secrets::PROTECTED_AT_HOME;
 use wieldy::{
     CommandTool, Confirmer, DynamicTimeout, Executor, ExecutorBuilder, FileRules, FolderArtifacts, Level, Manifest,
     ManifestTool, Native, NativeOptions, Oci, OciOptions, OutputSink, ProbeOptions, Problem, Rootfs, SharedTool, Store,
-    Unavailable, Unbound, history_tools,
+    Unavailable, Unbound, history_tools, thread_tools,
 };
 
 use crate::config::{
@@ -74,6 +74,7 @@ pub(crate) fn executor(
     builder.confirmer = confirmer;
     if let Some(history) = history {
         builder = builder.tools(history_tools(history.store.clone()));
+        builder = builder.tools(history::threads(config).into_iter().flat_map(thread_tools));
         builder.journal = Arc::clone(&history.journal) as _;
         builder.durability = config.history.durability;
         builder.results = config.history.results;
@@ -97,7 +98,8 @@ pub(crate) fn executor(
 /// Builds an executor to look at and not to run: nothing is written anywhere.
 pub(crate) fn catalogue(config: &Config, environment: &Environment) -> Result<Executor, Failure> {
     let memory = config.history.address.iter().flat_map(|address| history_tools(Store::at(address)));
-    let executor = builder(config, environment)?.tools(memory).build().map_err(Failure::usage)?;
+    let threads = history::threads(config).into_iter().flat_map(thread_tools);
+    let executor = builder(config, environment)?.tools(memory).tools(threads).build().map_err(Failure::usage)?;
     add_manifests(&executor, config, environment)?;
     check_names(config, &executor)?;
     Ok(executor)

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::anyhow;
-use wieldy::{Address, CallError, Code, JournalOptions, Store, StoreError, StoreJournal, TASK_TTL};
+use wieldy::{Address, CallError, Code, JournalOptions, Store, StoreError, StoreJournal, TASK_TTL, Threads};
 
 use crate::config::{Config, Environment, Origin, names_files};
 use crate::exit::{Exit, Failure};
@@ -90,18 +90,35 @@ pub(crate) fn key(config: &Config) -> Option<PathBuf> {
     (!config.state.as_os_str().is_empty()).then(|| config.state.join("audit.key"))
 }
 
-/// Returns the files of the history, and its key.
+/// Returns the files of the history and of the threads, and the key of both.
 pub(crate) fn files(config: &Config) -> Vec<PathBuf> {
     let mut files: Vec<PathBuf> = key(config).into_iter().collect();
-    if let Some(Address::Sqlite(path)) = &config.history.address {
-        let beside = |ending: &str| {
-            let mut name = path.clone().into_os_string();
-            name.push(ending);
-            PathBuf::from(name)
-        };
-        files.extend(["", "-wal", "-shm", ".instances"].map(beside));
+    for address in config.history.address.clone().into_iter().chain(threads_address(config)) {
+        if let Address::Sqlite(path) = address {
+            let beside = |ending: &str| {
+                let mut name = path.clone().into_os_string();
+                name.push(ending);
+                PathBuf::from(name)
+            };
+            files.extend(["", "-wal", "-shm", ".instances"].map(beside));
+        }
     }
     files
+}
+
+/// Returns the threads, if calls are recorded. Nothing is opened before they are used.
+pub(crate) fn threads(config: &Config) -> Option<Threads> {
+    Some(Threads::at(threads_address(config)?, key(config), config.thread_projects.clone()))
+}
+
+/// Returns the address of the threads: a file in the state folder, which no tool sees, or the server of the history.
+fn threads_address(config: &Config) -> Option<Address> {
+    match config.history.address.as_ref()? {
+        Address::Sqlite(_) if !config.state.as_os_str().is_empty() => {
+            Some(Address::Sqlite(config.state.join("threads.db")))
+        }
+        history => Some(history.of_threads()),
+    }
 }
 
 /// Opens the history for reading: it must be configured and, if it is a file, exist.

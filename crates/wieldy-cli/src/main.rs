@@ -99,6 +99,10 @@ fn run(arguments: Arguments, printer: &Printer) -> Result<Exit, Failure> {
             commands::serve::run(&serve, &config, &environment, printer)
         }
         Command::History(history) => commands::history::run(&history, &load(Overrides::of(&global))?, printer),
+        Command::Threads(threads) => {
+            let config = load(Overrides::of(&global))?;
+            commands::threads::run(&threads, &config, &environment, printer)
+        }
         Command::Audit(audit) => commands::audit::run(&audit.command, &load(Overrides::of(&global))?, printer),
         Command::Doctor(doctor) => {
             let (workspace, isolation) = (doctor.workspace.as_deref(), doctor.isolation);

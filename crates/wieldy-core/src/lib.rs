@@ -82,6 +82,7 @@ mod ids;
 pub mod mistakes;
 pub mod name;
 mod outcome;
+mod owners;
 mod tool;
 
 mod registry;
@@ -181,6 +182,7 @@ pub use manifest::{CommandSpec, Manifest, ManifestError, ManifestTool, OutputFor
 pub use name::{NameError, ToolName};
 pub use observe::Observer;
 pub use outcome::{Outcome, PassedOn, RunError};
+pub use owners::Owners;
 pub use policy::{Check, Decision, Denied, Grant, Plan, Policy, Question};
 pub use present::{Budget, Presentation, present, present_error, shown, shown_in_line, visible};
 pub use program::{NamedFile, Program};

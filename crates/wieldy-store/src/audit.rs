@@ -45,6 +45,11 @@ impl SignedHead {
     }
 }
 
+/// Returns true if a message is signed with the private key of a public key, which is in hexadecimal digits.
+pub(crate) fn is_signed_message(key: &str, message: &[u8], signature: &[u8]) -> bool {
+    from_hex(key).is_some_and(|key| UnparsedPublicKey::new(&ED25519, key).verify(message, signature).is_ok())
+}
+
 fn signed_message(head: &Head, at: Timestamp) -> Vec<u8> {
     let mut message = b"wieldy.head.1\0".to_vec();
     message.extend_from_slice(&head.seq.to_le_bytes());
@@ -82,6 +87,11 @@ impl Signer {
     /// Returns the public key, in hexadecimal digits.
     pub fn key(&self) -> &str {
         &self.key
+    }
+
+    /// Signs a message whose beginning tells its kind.
+    pub(crate) fn sign_message(&self, message: &[u8]) -> Vec<u8> {
+        self.pair.sign(message).as_ref().to_vec()
     }
 
     pub(crate) fn sign(&self, head: &Head, at: Timestamp) -> SignedHead {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::error::StoreError;
 use crate::hash_chain::Head;
+use crate::migrations::Migration;
 use crate::projection::Changeset;
 use crate::wal::{OrphanedWal, Wal};
 
@@ -133,6 +134,37 @@ pub(crate) struct Source {
     pub(crate) id: &'static str,
     pub(crate) condition: String,
 }
+
+/// A set of tables: their place in a database, their schema versions, and their name in messages.
+pub(crate) struct Tables {
+    /// The application id in the header of a SQLite file.
+    pub(crate) application_id: i32,
+    /// The schema on a PostgreSQL server.
+    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "SQLite has a file instead"))]
+    pub(crate) schema: &'static str,
+    pub(crate) sqlite: &'static [Migration],
+    #[cfg(feature = "postgres")]
+    pub(crate) postgres: &'static [Migration],
+    /// The longest wait for another process that writes a SQLite file.
+    pub(crate) busy_timeout: Duration,
+    /// The beginnings of messages.
+    pub(crate) cannot_use: &'static str,
+    pub(crate) cannot_read: &'static str,
+    pub(crate) cannot_write: &'static str,
+}
+
+/// The tables of the history.
+pub(crate) const HISTORY: &Tables = &Tables {
+    application_id: 0x776c_6479, // "wldy"
+    schema: "agent_tools",
+    sqlite: crate::sqlite::MIGRATIONS,
+    #[cfg(feature = "postgres")]
+    postgres: crate::postgres::MIGRATIONS,
+    busy_timeout: Duration::from_secs(2),
+    cannot_use: "cannot use the history",
+    cannot_read: "cannot read the history",
+    cannot_write: "cannot write the history",
+};
 
 /// A callback for each row of a result.
 pub(crate) type EachRow<'a> = &'a mut dyn FnMut(&dyn Row) -> Result<(), StoreError>;

@@ -12,7 +12,8 @@
 //! `results` has what the history shows of every result); `sandboxes` records the ends of their sandboxes.
 //! `query` and `events` read, `result_index` has the words of recorded results, `history_tools` and `log_tools` are the
 //! same as tools for agents. `verify` checks that the history is whole, `audit` signs it, `retention` drops old records,
-//! `copy` copies a history. `database` is the interface that `sqlite` and `postgres` implement.
+//! `copy` copies a history. `database` is the interface that `sqlite` and `postgres` implement. `threads` is a database
+//! of its own with what agents write down for later, and the tools for it.
 
 mod hash_chain;
 
@@ -46,6 +47,8 @@ mod verify;
 mod copy;
 mod retention;
 
+mod threads;
+
 mod database;
 mod error;
 mod migrations;
@@ -64,4 +67,8 @@ pub use query::{Cursor, Execution, GroupBy, Page, Query, Stat, TextPlace};
 pub use result_index::ResultIndex;
 pub use retention::{Pruned, Retention};
 pub use store::{Address, JournalOptions, Store};
+pub use threads::{
+    At, Entry, EntryPage, Found, ListedThread, NewEntry, Order, Owner, PROJECT_DEFAULT, Pushed, Reading, Seeking,
+    ThreadError, ThreadPage, ThreadProblem, ThreadStatus, ThreadVerdict, Threads, thread_tools,
+};
 pub use verify::{Problem, Verdict};

@@ -14,7 +14,7 @@ use wieldy_core::{ExecutionId, TASK_TTL};
 
 use crate::audit::{SignedHead, Signer, SigningState};
 use crate::committer::{Committer, PruneSchedule};
-use crate::database::{Database, Dialect, SyncMode, Value, one_int};
+use crate::database::{Database, Dialect, HISTORY, SyncMode, Value, one_int};
 use crate::error::StoreError;
 use crate::events::{self, CallEvent, EventCursor, RecordedEvent};
 use crate::failpoint;
@@ -330,9 +330,9 @@ impl Store {
 
 fn connect(address: &Address) -> Result<Box<dyn Database>, StoreError> {
     match address {
-        Address::Sqlite(path) => Ok(Box::new(Sqlite::open(path)?)),
+        Address::Sqlite(path) => Ok(Box::new(Sqlite::open(path, HISTORY)?)),
         #[cfg(feature = "postgres")]
-        Address::Postgres(url) => Ok(Box::new(postgres::Postgres::open(url)?)),
+        Address::Postgres(url) => Ok(Box::new(postgres::Postgres::open(url, HISTORY)?)),
     }
 }
 

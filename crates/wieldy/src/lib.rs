@@ -51,7 +51,7 @@ pub use wieldy_sandbox::{Oci, OciOptions, OciProblem, OciVersion, Rootfs};
 pub use wieldy_store::{
     Address, Copied, Cursor, Execution, GroupBy, JournalOptions, Page, Problem as TrailProblem, Pruned, Query,
     RecordedEvent, ResultIndex, Retention, SignedHead, Signer, Stat, Store, StoreError, StoreJournal, TextPlace,
-    Verdict, history_tools,
+    ThreadError, ThreadProblem, ThreadVerdict, Threads, Verdict, history_tools, thread_tools,
 };
 pub use wieldy_tools::shell::{Attached, Bash, CommandTool, shell_tools};
 pub use wieldy_tools::{Workspace, WorkspaceError, file_tools};

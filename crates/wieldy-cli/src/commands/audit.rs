@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
 use serde_json::json;
-use wieldy::{SignedHead, Signer, Store, Verdict};
+use wieldy::{SignedHead, Signer, Store, ThreadVerdict, Verdict};
 
 use super::batch::progress_bar;
 use crate::args::AuditCommand;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
-use crate::history::{WHERE_HISTORY_IS, existing, failed, key};
+use crate::history::{WHERE_HISTORY_IS, existing, failed, key, threads};
 use crate::output::{Printer, counted, shown};
 
 pub(crate) fn run(command: &AuditCommand, config: &Config, printer: &Printer) -> Result<Exit, Failure> {
@@ -60,14 +60,18 @@ fn verify(anchors: &[PathBuf], key: Option<&str>, config: &Config, printer: &Pri
     let verdict = store.verify(&anchors, key.as_deref(), &mut |checked| bar.set_position(checked));
     bar.finish_and_clear();
     let verdict = verdict.map_err(|error| failed(error, config))?;
+    let threads = threads_verdict(key.as_deref(), config)?;
     if printer.json {
-        printer.json(&verdict)?;
+        let mut told = json!(verdict);
+        threads.iter().for_each(|threads| told["threads"] = json!(threads));
+        printer.json(&told)?;
     }
     let early = anchors.len().saturating_sub(usize::try_from(verdict.anchors).unwrap_or(usize::MAX));
     if verdict.problem.is_none() && early > 0 {
         let told = format!("cannot check {} from before the oldest record that is kept", counted(early, "anchor"));
         printer.tell(&format!("warning: {told}; `wieldy audit head` makes a new one"));
     }
+    let mut exit = Exit::Success;
     match &verdict.problem {
         None if printer.json => {}
         None => printer.line(&whole(&verdict))?,
@@ -75,10 +79,28 @@ fn verify(anchors: &[PathBuf], key: Option<&str>, config: &Config, printer: &Pri
             let told = anyhow!("the trail is broken at record {}: {}", problem.seq, shown(&problem.what));
             let hint = "the records before it are unchanged; compare with a backup";
             printer.tell_failure(&Failure::broken(told).hint(hint));
-            return Ok(Exit::ToolFailed);
+            exit = Exit::ToolFailed;
         }
     }
-    Ok(Exit::Success)
+    match threads.as_ref().map(|threads| (threads, &threads.problem)) {
+        Some((_, Some(problem))) => {
+            let told = anyhow!("the threads are broken: {}", shown(&problem.to_string()));
+            printer.tell_failure(&Failure::broken(told).hint("compare with a backup"));
+            exit = Exit::ToolFailed;
+        }
+        Some((threads, None)) if !printer.json => printer.line(&whole_threads(threads))?,
+        _ => {}
+    }
+    Ok(exit)
+}
+
+/// Verifies the threads beside the history, if there are any.
+fn threads_verdict(key: Option<&str>, config: &Config) -> Result<Option<ThreadVerdict>, Failure> {
+    let Some(threads) = threads(config) else { return Ok(None) };
+    let bar = progress_bar(0, "{pos} entries of threads");
+    let verdict = threads.verify(key, &mut |checked| bar.set_position(checked));
+    bar.finish_and_clear();
+    verdict.map_err(|error| failed(error, config))
 }
 
 /// Reads a signed end of the trail from a file.
@@ -110,6 +132,21 @@ fn whole(verdict: &Verdict) -> String {
         text.push_str(&format!("; {} before them dropped by retention", count(verdict.dropped, "record")));
     }
     text
+}
+
+/// Formats the result of a successful verification of threads.
+fn whole_threads(verdict: &ThreadVerdict) -> String {
+    let ThreadVerdict { threads, entries, signed, .. } = verdict;
+    let count = |count: &u64| usize::try_from(*count).unwrap_or(usize::MAX);
+    let entries = match entries {
+        1 => "1 entry".to_owned(),
+        entries => format!("{entries} entries"),
+    };
+    format!(
+        "the threads are whole: {}, {entries}, {}",
+        counted(count(threads), "thread"),
+        counted(count(signed), "signature")
+    )
 }
 
 fn head(output: Option<&Path>, config: &Config, printer: &Printer) -> Result<Exit, Failure> {

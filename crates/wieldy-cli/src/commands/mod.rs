@@ -12,6 +12,7 @@ pub(crate) mod login;
 pub(crate) mod mcp;
 pub(crate) mod run;
 pub(crate) mod serve;
+pub(crate) mod threads;
 pub(crate) mod tools;
 pub(crate) mod trust;
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use wieldy::{
-    Backoff, BreakerPolicy, ExecutorBuilder, Level, Limits, NativeOptions, Per, Plan, RateKind, ResourceLimits,
+    Backoff, BreakerPolicy, ExecutorBuilder, Level, Limits, NativeOptions, Owners, Per, Plan, RateKind, ResourceLimits,
     ResultRecording, RetryPolicy,
 };
 use wieldy_mcp::server::ServerOptions;
@@ -51,6 +51,7 @@ section! {
         output: FileOutput,
         confirm: FileConfirm,
         history: FileHistory,
+        threads: FileThreads,
         shell: FileShell,
         tools: FileTools,
         mcp: FileMcp,
@@ -186,6 +187,16 @@ section! {
     FileHistoryTool {
         results: ResultRecording,
     }
+    /// The projects whose threads several callers share.
+    FileThreads {
+        projects: BTreeMap<String, FileOwners>,
+    }
+    /// The callers that share a project.
+    FileOwners {
+        tenants: Vec<String>,
+        users: Vec<String>,
+        agents: Vec<String>,
+    }
     /// The variables of this process's environment that programs get.
     FileShell {
         environment: Vec<String>,
@@ -289,6 +300,15 @@ section! {
         scopes: Vec<String>,
         full_events: bool,
         resources: FileResourceLimits,
+    }
+}
+
+impl FileOwners {
+    /// Returns the callers that are named.
+    pub(super) fn owners(self) -> Owners {
+        let Self { tenants, users, agents } = self;
+        let named = Option::unwrap_or_default;
+        Owners { tenants: named(tenants), users: named(users), agents: named(agents) }
     }
 }
 
@@ -407,6 +427,7 @@ impl FileConfig {
             output: Some(FileOutput { bytes_max: Some(Whole(executor.output_bytes_max)) }),
             confirm: Some(FileConfirm { timeout: Some(Time(executor.confirmation_timeout)) }),
             history: Some(FileHistory::defaults()),
+            threads: Some(FileThreads { projects: Some(BTreeMap::new()) }),
             shell: Some(FileShell { environment: Some(ENVIRONMENT.map(str::to_owned).to_vec()) }),
             tools: Some(FileTools { manifests: Some(Vec::new()) }),
             mcp: Some(FileMcp::defaults()),

@@ -87,7 +87,7 @@ fn families(keys: &[Shown]) -> Vec<String> {
     let family = |shown: &Shown| {
         let words: Vec<&str> = shown.key.split('.').collect();
         let length = match words[..] {
-            ["mcp", "servers", ..] | ["serve", "tokens", ..] => 3,
+            ["mcp", "servers", ..] | ["serve", "tokens", ..] | ["threads", "projects", ..] => 3,
             ["plans", ..] => 2,
             _ => words.len(),
         };

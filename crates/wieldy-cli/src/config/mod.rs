@@ -31,7 +31,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
-use wieldy::{Backoff, BreakerPolicy, Level, Limits, Network, Plan, Rate, ResourceLimits, RetryPolicy, ToolLimits};
+use wieldy::{
+    Backoff, BreakerPolicy, Level, Limits, Network, Owners, Plan, Rate, ResourceLimits, RetryPolicy, ToolLimits,
+};
 
 use crate::exit::Failure;
 use crate::output::shown_in_line;
@@ -95,6 +97,8 @@ pub(crate) struct Config {
     pub(crate) output_bytes_max: u64,
     pub(crate) confirmation_timeout: Duration,
     pub(crate) history: HistoryConfig,
+    /// The callers that share the threads of a project.
+    pub(crate) thread_projects: BTreeMap<String, Owners>,
     pub(crate) plans: BTreeMap<String, Plan>,
     /// The names of the variables that programs get.
     pub(crate) shell_environment: Vec<String>,
@@ -284,6 +288,14 @@ impl Config {
         }
         more.extend(limits_above_maximum(layers, &resources));
         more.extend(plans::impossible_names(layers, &plans));
+        let thread_projects = file.threads.and_then(|threads| threads.projects).expect(SET);
+        let thread_projects: BTreeMap<String, Owners> =
+            thread_projects.into_iter().map(|(name, file)| (name, file.owners())).collect();
+        let unshared = thread_projects.iter().filter(|(_, owners)| owners.is_empty());
+        let messages = unshared.map(|(name, _)| {
+            format!("`threads.projects.{name}` shares the project with no caller: name `tenants`, `users` or `agents`")
+        });
+        more.extend(in_section("threads", messages.collect()));
         let sandbox = kept(sandbox(layers, file.sandbox.expect(SET), home, isolation), &mut more);
         let history = kept(history(layers, file.history.expect(SET), &state), &mut more);
         let mcp = kept(mcp(file.mcp.expect(SET), home, floor), &mut more);
@@ -304,6 +316,7 @@ impl Config {
             workspace: file.workspace.expect(SET),
             state,
             history,
+            thread_projects,
             log,
             isolation,
             sandbox,

@@ -75,6 +75,7 @@ fn the_template_has_every_key_with_its_default() {
                     "resources.max",
                     "resources.tools",
                     "history.tools",
+                    "threads.projects",
                 ]
                 .contains(&key.as_str())
         })

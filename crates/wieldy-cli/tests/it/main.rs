@@ -25,6 +25,7 @@ mod secrets;
 mod serve;
 mod state;
 mod terminal;
+mod threads;
 mod tool_search;
 mod toolchains;
 mod tools;

@@ -21,7 +21,7 @@ use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Statement};
 
 use self::server::{CONNECT_TIMEOUT, Server, error_text};
-use crate::database::{Database, Dialect, EachRow, Source, TextPlace, TextSearch, Value, one_int};
+use crate::database::{Database, Dialect, EachRow, Source, Tables, TextPlace, TextSearch, Value, one_int};
 use crate::error::StoreError;
 use crate::failpoint;
 use crate::hash_chain::Head;
@@ -58,7 +58,6 @@ pub(crate) const MIGRATIONS: &[Migration] = migrations!(
 /// The settings of every session. A server that would lose commits is told not to. The timeouts keep a stuck session
 /// from blocking the others.
 const SESSION_SETTINGS: &str = "
-    SET search_path = agent_tools;
     SET client_min_messages = warning;
     SET default_transaction_isolation = 'read committed';
     SET lock_timeout = '3s';
@@ -69,6 +68,7 @@ const SESSION_SETTINGS: &str = "
 
 /// A connection to a PostgreSQL server.
 pub(crate) struct Postgres {
+    tables: &'static Tables,
     server: Server,
     session: Session,
     /// The head of the trail when this connection last looked.
@@ -87,24 +87,41 @@ pub(crate) fn redacted(url: &str) -> Result<String, StoreError> {
 
 impl Postgres {
     /// Connects, and migrates the tables to this program's schema version.
-    pub(crate) fn open(url: &str) -> Result<Self, StoreError> {
+    pub(crate) fn open(url: &str, tables: &'static Tables) -> Result<Self, StoreError> {
         let server = Server::parse(url)?;
-        let session = Session::open(&server)?;
-        let mut opened =
-            Self { server, session, head: None, reconnected: None, has_executor: false, timeout: LONG_TIMEOUT };
+        let session = Session::open(&server, tables)?;
+        let (head, reconnected, has_executor, timeout) = (None, None, false, LONG_TIMEOUT);
+        let mut opened = Self { tables, server, session, head, reconnected, has_executor, timeout };
         let version = opened.version()?;
-        migrations::check(version, MIGRATIONS)?;
-        if version < MIGRATIONS.len() as u32 {
-            opened.migrate(MIGRATIONS.len() as u32)?;
+        migrations::check(version, tables.postgres)?;
+        if version < tables.postgres.len() as u32 {
+            opened.migrate(tables.postgres.len() as u32)?;
         }
         Ok(opened)
     }
 
+    /// Returns true if the server has the tables.
+    pub(crate) fn exists(url: &str, tables: &'static Tables) -> Result<bool, StoreError> {
+        let server = Server::parse(url)?;
+        let session = Session::open(&server, tables)?;
+        let (head, reconnected, has_executor, timeout) = (None, None, false, STATEMENT_TIMEOUT);
+        let mut opened = Self { tables, server, session, head, reconnected, has_executor, timeout };
+        opened.version().map(|version| version > 0)
+    }
+
+    /// Limits the time of statements on this connection, for a caller that waits for them. Statements are planned for
+    /// the values that they are run with.
+    pub(crate) fn limit_time(&mut self) -> Result<(), StoreError> {
+        self.batch("SET statement_timeout = '3500ms'; SET plan_cache_mode = force_custom_plan")?;
+        self.timeout = STATEMENT_TIMEOUT;
+        Ok(())
+    }
+
     /// Returns the schema version of the tables; 0 if there are none.
     fn version(&mut self) -> Result<u32, StoreError> {
-        let there =
-            "SELECT count(*) FROM pg_catalog.pg_tables WHERE schemaname = 'agent_tools' AND tablename = 'version'";
-        if one_int(self, there, &[])? != Some(1) {
+        let there = "SELECT count(*) FROM pg_catalog.pg_tables WHERE schemaname = ?1 AND tablename = 'version'";
+        let schema = self.tables.schema.into();
+        if one_int(self, there, &[schema])? != Some(1) {
             return Ok(0);
         }
         let version = one_int(self, "SELECT version FROM version", &[])?;
@@ -113,7 +130,8 @@ impl Postgres {
 
     fn batch(&mut self, sql: &str) -> Result<(), StoreError> {
         let client = &self.session.client;
-        self.session.wait(self.timeout, client.batch_execute(sql)).map_err(|failed| failed.into_error(WRITING))
+        let cannot = self.tables.cannot_write;
+        self.session.wait(self.timeout, client.batch_execute(sql)).map_err(|failed| failed.into_error(cannot))
     }
 
     /// Runs `work` without the time limits for statements.
@@ -143,7 +161,7 @@ const SHORT_SETTINGS: &str =
 const LONG_SETTINGS: &str = "SET statement_timeout = 0; SET lock_timeout = '60s';
     RESET enable_seqscan; RESET enable_hashjoin; RESET enable_mergejoin";
 
-const READING: &str = "cannot read the history";
+/// The beginning of messages about the trail.
 const WRITING: &str = "cannot write the history";
 
 /// A connection and its runtime.
@@ -189,9 +207,10 @@ impl QueryError {
 }
 
 impl Session {
-    fn open(server: &Server) -> Result<Self, StoreError> {
+    fn open(server: &Server, tables: &Tables) -> Result<Self, StoreError> {
         let failed =
-            |why: String| StoreError::Unavailable(format!("cannot use the history `{}`: {why}", server.redacted()));
+            |why: String| StoreError::Unavailable(format!("{} `{}`: {why}", tables.cannot_use, server.redacted()));
+        let settings = format!("SET search_path = {}; {SESSION_SETTINGS}", tables.schema);
         let runtime = Builder::new_current_thread().enable_all().build().map_err(|error| failed(error.to_string()))?;
         let closing_message = Arc::new(OnceLock::new());
         let heard = Arc::clone(&closing_message);
@@ -201,7 +220,7 @@ impl Session {
                 .await
                 .unwrap_or_else(|_| Err(format!("the server did not answer within {} s", CONNECT_TIMEOUT.as_secs())))?;
             let encoding = tokio::time::timeout(CONNECT_TIMEOUT, async {
-                client.batch_execute(SESSION_SETTINGS).await?;
+                client.batch_execute(&settings).await?;
                 let row = client.query_one("SELECT current_setting('server_encoding')", &[]).await?;
                 row.try_get::<_, String>(0)
             });
@@ -287,7 +306,8 @@ impl Database for Postgres {
     }
 
     fn query(&mut self, sql: &str, values: &[Value], each: EachRow<'_>) -> Result<(), StoreError> {
-        let failed = |failed: QueryError| failed.into_error(READING);
+        let cannot = self.tables.cannot_read;
+        let failed = |failed: QueryError| failed.into_error(cannot);
         let statement = self.session.statement(sql).map_err(failed)?;
         let session = &self.session;
         let rows = session.client.query_raw(&statement, borrowed(values));
@@ -315,11 +335,12 @@ impl Database for Postgres {
     fn query_uncached(&mut self, sql: &str, each: EachRow<'_>) -> Result<(), StoreError> {
         let session = &self.session;
         let rows = session.wait(self.timeout, session.client.query(sql, &[]));
-        rows.map_err(|failed| failed.into_error(READING))?.iter().try_for_each(|row| each(row))
+        rows.map_err(|failed| failed.into_error(self.tables.cannot_read))?.iter().try_for_each(|row| each(row))
     }
 
     fn execute(&mut self, sql: &str, values: &[Value]) -> Result<u64, StoreError> {
-        let failed = |failed: QueryError| failed.into_error(WRITING);
+        let cannot = self.tables.cannot_write;
+        let failed = |failed: QueryError| failed.into_error(cannot);
         let statement = self.session.statement(sql).map_err(failed)?;
         let session = &self.session;
         session.wait(self.timeout, session.client.execute_raw(&statement, borrowed(values))).map_err(failed)
@@ -391,11 +412,11 @@ impl Database for Postgres {
     }
 
     fn reconnect(&mut self) -> Result<(), StoreError> {
-        self.session = Session::open(&self.server)?;
+        self.session = Session::open(&self.server, self.tables)?;
         self.head = None;
         self.reconnected = Some(Instant::now());
         let version = self.version()?;
-        migrations::check(version, MIGRATIONS)
+        migrations::check(version, self.tables.postgres)
     }
 
     fn in_snapshot(
@@ -502,15 +523,16 @@ impl Database for Postgres {
                 // Programs that start at the same time take turns.
                 this.batch(&format!("SELECT pg_advisory_xact_lock({MIGRATION_LOCK})"))?;
                 let found = this.version()?;
-                migrations::check(found, MIGRATIONS)?;
+                migrations::check(found, this.tables.postgres)?;
                 if found == 0 {
-                    this.batch(
-                        "CREATE SCHEMA IF NOT EXISTS agent_tools;
+                    let schema = this.tables.schema;
+                    this.batch(&format!(
+                        "CREATE SCHEMA IF NOT EXISTS {schema};
                          CREATE TABLE IF NOT EXISTS version (one bigint PRIMARY KEY CHECK (one = 1), version bigint NOT NULL);
-                         INSERT INTO version VALUES (1, 0) ON CONFLICT DO NOTHING",
-                    )?;
+                         INSERT INTO version VALUES (1, 0) ON CONFLICT DO NOTHING"
+                    ))?;
                 }
-                for sql in migrations::path(found, target, MIGRATIONS) {
+                for sql in migrations::path(found, target, this.tables.postgres) {
                     this.batch(sql)?;
                 }
                 this.batch(&format!("UPDATE version SET version = {target}"))?;

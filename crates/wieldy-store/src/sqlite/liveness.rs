@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::database::Tables;
 use crate::error::StoreError;
 use crate::wal::{OrphanedWal, Wal};
 
@@ -55,12 +56,13 @@ impl LivenessLock {
 const FREE_BYTES_MIN: u64 = 1024 * 1024;
 
 /// Refuses to start on a full disk: a read-only call runs before its records are written, and could not be recorded.
-pub(super) fn check_free_space(history: &Path) -> Result<(), StoreError> {
+pub(super) fn check_free_space(history: &Path, tables: &Tables) -> Result<(), StoreError> {
     let folder = history.parent().unwrap_or(Path::new("."));
     // If the system does not report the free space, the first write fails instead.
     match rustix::fs::statvfs(folder) {
         Ok(disk) if disk.f_bavail.saturating_mul(disk.f_frsize) < FREE_BYTES_MIN => Err(StoreError::Full(format!(
-            "cannot use the history `{}`: the disk is full, and {FREE_BYTES_MIN} bytes must be free",
+            "{} `{}`: the disk is full, and {FREE_BYTES_MIN} bytes must be free",
+            tables.cannot_use,
             history.display()
         ))),
         _ => Ok(()),

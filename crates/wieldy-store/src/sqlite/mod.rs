@@ -16,18 +16,15 @@ use rusqlite::{Connection, OpenFlags, ToSql, TransactionBehavior};
 use checkpoint::Checkpoint;
 use liveness::LivenessLock;
 
-use crate::database::{Database, Dialect, EachRow, Row, Source, SyncMode, TextPlace, TextSearch, Value, one_int};
+use crate::database::{
+    Database, Dialect, EachRow, Row, Source, SyncMode, Tables, TextPlace, TextSearch, Value, one_int,
+};
 use crate::error::StoreError;
 use crate::failpoint;
 use crate::hash_chain::Head;
 use crate::migrations::{self, Migration, migrations};
 use crate::projection::Changeset;
 use crate::wal::{OrphanedWal, Wal};
-
-/// The longest wait for another process that writes.
-const BUSY_TIMEOUT: Duration = Duration::from_secs(2);
-/// The application id in the header of the file: "wldy".
-const APPLICATION_ID: i32 = 0x776c_6479;
 
 pub(crate) const MIGRATIONS: &[Migration] = migrations!(
     "sqlite":
@@ -52,6 +49,7 @@ const INDEXED_AT_ONCE: i64 = 10_000;
 
 /// A connection to a SQLite file.
 pub(crate) struct Sqlite {
+    tables: &'static Tables,
     path: PathBuf,
     /// The inode of the file.
     file: u64,
@@ -63,30 +61,34 @@ pub(crate) struct Sqlite {
 
 impl Sqlite {
     /// Opens the file. Creates it if there is none, and migrates it to this program's schema version.
-    pub(crate) fn open(path: &Path) -> Result<Self, StoreError> {
+    pub(crate) fn open(path: &Path, tables: &'static Tables) -> Result<Self, StoreError> {
         if let Some(folder) = path.parent() {
             let mut maker = fs::DirBuilder::new();
-            maker.recursive(true).mode(0o700).create(folder).map_err(|error| io_error(path, &error))?;
+            maker.recursive(true).mode(0o700).create(folder).map_err(|error| io_error(tables, path, &error))?;
         }
         // Links are resolved, so that the files beside the history are found by every path.
-        let path = &resolve_links(path).map_err(|error| io_error(path, &error))?;
-        let mut connection = connect(path)?;
-        let version = version(&connection).map_err(|error| open_error(path, &error))?;
-        migrations::check(version, MIGRATIONS)?;
-        if version < MIGRATIONS.len() as u32 {
-            migrate(&mut connection, MIGRATIONS.len() as u32).map_err(|error| open_error(path, &error))?;
+        let path = &resolve_links(path).map_err(|error| io_error(tables, path, &error))?;
+        let mut connection = connect(path, tables)?;
+        let version = version(&connection).map_err(|error| open_error(tables, path, &error))?;
+        migrations::check(version, tables.sqlite)?;
+        if version < tables.sqlite.len() as u32 {
+            let newest = tables.sqlite.len() as u32;
+            migrate(&mut connection, newest, tables).map_err(|error| open_error(tables, path, &error))?;
         }
-        let file = fs::metadata(path).map_err(|error| io_error(path, &error))?.ino();
+        let file = fs::metadata(path).map_err(|error| io_error(tables, path, &error))?.ino();
         let checkpoint = Checkpoint::default();
-        checkpoint.watch(&mut connection).map_err(|error| open_error(path, &error))?;
-        Ok(Self { path: path.to_owned(), file, connection, liveness: None, checkpoint })
+        checkpoint.watch(&mut connection).map_err(|error| open_error(tables, path, &error))?;
+        Ok(Self { tables, path: path.to_owned(), file, connection, liveness: None, checkpoint })
     }
 
     /// Fails if the file was removed or replaced: records that were written now would not be found.
     fn check_in_place(&self) -> Result<(), StoreError> {
         match fs::metadata(&self.path) {
             Ok(file) if file.ino() == self.file => Ok(()),
-            _ => Err(StoreError::Unavailable(format!("the history `{}` was moved or deleted", self.path.display()))),
+            _ => {
+                let (cannot, path) = (self.tables.cannot_use, self.path.display());
+                Err(StoreError::Unavailable(format!("{cannot} `{path}`: the file was moved or deleted")))
+            }
         }
     }
 }
@@ -105,18 +107,18 @@ fn resolve_links(path: &Path) -> std::io::Result<PathBuf> {
     }
 }
 
-fn connect(path: &Path) -> Result<Connection, StoreError> {
+fn connect(path: &Path, tables: &'static Tables) -> Result<Connection, StoreError> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     // The arguments of calls are private; the files that SQLite puts beside the history get its mode. A file that
     // exists must not be opened here: closing it again would release SQLite's own locks on it.
     match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(io_error(path, &error)),
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(io_error(tables, path, &error)),
         _ => {}
     }
     let is_new = fs::metadata(path).is_ok_and(|file| file.len() == 0);
-    let connection = Connection::open_with_flags(path, flags).map_err(|error| open_error(path, &error))?;
+    let connection = Connection::open_with_flags(path, flags).map_err(|error| open_error(tables, path, &error))?;
     let set = || -> rusqlite::Result<()> {
-        connection.busy_timeout(BUSY_TIMEOUT)?;
+        connection.busy_timeout(tables.busy_timeout)?;
         connection.set_prepared_statement_cache_capacity(64);
         // Only a new file accepts this, which lets retention give free space back. On any other it would be a write.
         if is_new {
@@ -132,16 +134,16 @@ fn connect(path: &Path) -> Result<Connection, StoreError> {
         connection.pragma_update(None, "journal_size_limit", 64 * 1024 * 1024)?;
         connection.pragma_update(None, "temp_store", "memory")
     };
-    retry_while_busy(set)
+    retry_while_busy(tables.busy_timeout, set)
         .and_then(|()| search::register_functions(&connection))
-        .map_err(|error| open_error(path, &error))?;
+        .map_err(|error| open_error(tables, path, &error))?;
     Ok(connection)
 }
 
 /// Retries while another process holds the database. SQLite does not wait by itself when two processes switch a new
 /// file to its WAL mode at once.
-fn retry_while_busy(work: impl Fn() -> rusqlite::Result<()>) -> rusqlite::Result<()> {
-    let until = Instant::now() + BUSY_TIMEOUT;
+fn retry_while_busy(timeout: Duration, work: impl Fn() -> rusqlite::Result<()>) -> rusqlite::Result<()> {
+    let until = Instant::now() + timeout;
     loop {
         match work() {
             Err(error)
@@ -158,27 +160,27 @@ fn version(connection: &Connection) -> rusqlite::Result<u32> {
     connection.query_row("PRAGMA user_version", [], |row| row.get(0))
 }
 
-fn migrate(connection: &mut Connection, target: u32) -> rusqlite::Result<()> {
+fn migrate(connection: &mut Connection, target: u32, tables: &Tables) -> rusqlite::Result<()> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     // Another process may have migrated while we waited.
     let found = version(&transaction)?;
-    for sql in migrations::path(found, target, MIGRATIONS) {
+    for sql in migrations::path(found, target, tables.sqlite) {
         transaction.execute_batch(sql)?;
     }
-    transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
+    transaction.pragma_update(None, "application_id", tables.application_id)?;
     transaction.pragma_update(None, "user_version", target)?;
     failpoint::reach("migrate.changed");
     transaction.commit()
 }
 
-fn io_error(path: &Path, error: &std::io::Error) -> StoreError {
-    StoreError::Unavailable(format!("cannot use the history `{}`: {error}", path.display()))
+fn io_error(tables: &Tables, path: &Path, error: &std::io::Error) -> StoreError {
+    StoreError::Unavailable(format!("{} `{}`: {error}", tables.cannot_use, path.display()))
 }
 
-fn open_error(path: &Path, error: &rusqlite::Error) -> StoreError {
+fn open_error(tables: &Tables, path: &Path, error: &rusqlite::Error) -> StoreError {
     // On a full disk SQLite fails in several ways, some of which do not say why.
-    let full = liveness::check_free_space(path).err();
-    full.unwrap_or_else(|| store_error(&format!("cannot use the history `{}`", path.display()), error))
+    let full = liveness::check_free_space(path, tables).err();
+    full.unwrap_or_else(|| store_error(&format!("{} `{}`", tables.cannot_use, path.display()), error))
 }
 
 fn store_error(what: &str, error: &rusqlite::Error) -> StoreError {
@@ -203,7 +205,7 @@ impl Database for Sqlite {
     }
 
     fn query(&mut self, sql: &str, values: &[Value], each: EachRow<'_>) -> Result<(), StoreError> {
-        let failed = |error: &rusqlite::Error| store_error("cannot read the history", error);
+        let failed = |error: &rusqlite::Error| store_error(self.tables.cannot_read, error);
         let mut statement = self.connection.prepare_cached(sql).map_err(|error| failed(&error))?;
         let mut rows = statement.query(rusqlite::params_from_iter(values)).map_err(|error| failed(&error))?;
         while let Some(row) = rows.next().map_err(|error| failed(&error))? {
@@ -213,7 +215,7 @@ impl Database for Sqlite {
     }
 
     fn query_uncached(&mut self, sql: &str, each: EachRow<'_>) -> Result<(), StoreError> {
-        let failed = |error: &rusqlite::Error| store_error("cannot read the history", error);
+        let failed = |error: &rusqlite::Error| store_error(self.tables.cannot_read, error);
         let mut statement = self.connection.prepare(sql).map_err(|error| failed(&error))?;
         let mut rows = statement.query([]).map_err(|error| failed(&error))?;
         while let Some(row) = rows.next().map_err(|error| failed(&error))? {
@@ -224,7 +226,7 @@ impl Database for Sqlite {
 
     fn execute(&mut self, sql: &str, values: &[Value]) -> Result<u64, StoreError> {
         let run = || self.connection.prepare_cached(sql)?.execute(rusqlite::params_from_iter(values));
-        run().map(|changed| changed as u64).map_err(|error| store_error("cannot write the history", &error))
+        run().map(|changed| changed as u64).map_err(|error| store_error(self.tables.cannot_write, &error))
     }
 
     fn in_transaction(
@@ -233,8 +235,9 @@ impl Database for Sqlite {
     ) -> Result<(), StoreError> {
         self.execute("BEGIN IMMEDIATE", &[])?;
         let done = work(self).and_then(|()| self.execute("COMMIT", &[]).map(drop));
-        if done.is_err() {
-            let _ = self.execute("ROLLBACK", &[]);
+        match &done {
+            Ok(()) => self.checkpoint.after_write(&self.path, &self.connection),
+            Err(_) => drop(self.execute("ROLLBACK", &[])),
         }
         done
     }
@@ -249,8 +252,9 @@ impl Database for Sqlite {
     fn lock_liveness(&mut self, instance: &str) -> Result<(), StoreError> {
         // A second lock of the same file would wait for the first.
         if self.liveness.is_none() {
-            liveness::check_free_space(&self.path)?;
-            let lock = LivenessLock::acquire(&self.path, instance).map_err(|error| io_error(&self.path, &error))?;
+            liveness::check_free_space(&self.path, self.tables)?;
+            let lock = LivenessLock::acquire(&self.path, instance)
+                .map_err(|error| io_error(self.tables, &self.path, &error))?;
             self.liveness = Some(lock);
         }
         Ok(())
@@ -263,16 +267,16 @@ impl Database for Sqlite {
     }
 
     fn is_alive(&mut self, instance: &str) -> Result<bool, StoreError> {
-        liveness::exists(&self.path, instance).map_err(|error| io_error(&self.path, &error))
+        liveness::exists(&self.path, instance).map_err(|error| io_error(self.tables, &self.path, &error))
     }
 
     fn open_wal(&mut self, task_ttl: i64) -> Result<Option<Wal>, StoreError> {
         let wal = self.liveness.as_ref().map(|lock| lock.open_wal(&self.path, task_ttl)).transpose();
-        wal.map_err(|error| io_error(&self.path, &error))
+        wal.map_err(|error| io_error(self.tables, &self.path, &error))
     }
 
     fn take_orphaned_wals(&mut self, patience: Duration) -> Result<Vec<OrphanedWal>, StoreError> {
-        liveness::take_orphaned_wals(&self.path, patience).map_err(|error| io_error(&self.path, &error))
+        liveness::take_orphaned_wals(&self.path, patience).map_err(|error| io_error(self.tables, &self.path, &error))
     }
 
     fn set_sync(&mut self, mode: SyncMode) -> Result<(), StoreError> {
@@ -281,7 +285,7 @@ impl Database for Sqlite {
             SyncMode::Deferred => "normal",
         };
         let set = self.connection.pragma_update(None, "synchronous", level);
-        set.map_err(|error| store_error("cannot write the history", &error))
+        set.map_err(|error| store_error(self.tables.cannot_write, &error))
     }
 
     fn heartbeat(&mut self, _: i64) -> Result<(), StoreError> {
@@ -294,8 +298,8 @@ impl Database for Sqlite {
 
     fn reconnect(&mut self) -> Result<(), StoreError> {
         self.check_in_place()?;
-        self.connection = connect(&self.path)?;
-        self.checkpoint.watch(&mut self.connection).map_err(|error| open_error(&self.path, &error))
+        self.connection = connect(&self.path, self.tables)?;
+        self.checkpoint.watch(&mut self.connection).map_err(|error| open_error(self.tables, &self.path, &error))
     }
 
     fn in_snapshot(
@@ -317,7 +321,7 @@ impl Database for Sqlite {
         let text = Value::from(words.text);
         if words.place == TextPlace::Results {
             let wanted = search::match_expression(&self.connection, words)
-                .map_err(|error| store_error("cannot read the history", &error))?;
+                .map_err(|error| store_error(self.tables.cannot_read, &error))?;
             let indexed = Source {
                 from: "result_words CROSS JOIN tool_executions ON id = result_words.rowid".into(),
                 id: "result_words.rowid",
@@ -331,7 +335,7 @@ impl Database for Sqlite {
             return Ok((vec![vec![scanned(condition)]], vec![text]));
         }
         let wanted = search::match_expression(&self.connection, words)
-            .map_err(|error| store_error("cannot read the history", &error))?;
+            .map_err(|error| store_error(self.tables.cannot_read, &error))?;
         let indexed = Source {
             from: "words CROSS JOIN tool_executions ON id = words.rowid".into(),
             id: "words.rowid",
@@ -391,7 +395,7 @@ impl Database for Sqlite {
     }
 
     fn migrate(&mut self, form: u32) -> Result<(), StoreError> {
-        migrate(&mut self.connection, form).map_err(|error| open_error(&self.path, &error))
+        migrate(&mut self.connection, form, self.tables).map_err(|error| open_error(self.tables, &self.path, &error))
     }
 
     fn backup(&mut self, target: &Path) -> Result<(), StoreError> {

@@ -14,15 +14,20 @@ use wieldy_testkit::{Act, Puppet, Strings};
 use crate::world::{LiveExecutor, TestHistory, until};
 
 /// A small file system in memory.
-struct SmallDisk {
+pub(crate) struct SmallDisk {
     folder: PathBuf,
 }
 
 impl SmallDisk {
-    fn mount(folder: &Path, megabytes: u32) -> Self {
+    pub(crate) fn mount(folder: &Path, megabytes: u32) -> Self {
         let disk = Self { folder: folder.to_owned() };
         disk.run(&["mount", "-t", "tmpfs", "-o", &format!("size={megabytes}m,mode=700"), "tmpfs"]);
         disk
+    }
+
+    /// Gives it another size.
+    pub(crate) fn grow(&self, megabytes: u32) {
+        self.run(&["mount", "-o", &format!("remount,size={megabytes}m")]);
     }
 
     fn run(&self, command: &[&str]) {

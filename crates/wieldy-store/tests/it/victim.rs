@@ -69,7 +69,7 @@ impl Victim<'_> {
 }
 
 /// Appends a whole line to a file.
-fn note(path: &Path, line: &str) {
+pub(crate) fn note(path: &Path, line: &str) {
     let mut file = OpenOptions::new().create(true).append(true).open(path).unwrap();
     // A killed process may leave half a line. So each line begins with a line break, and one without a full stop does
     // not count.

@@ -1,6 +1,7 @@
 //! A history to test with, in a file or on the server that `cargo xtask test` starts, and an executor that writes it.
 
 use std::future::Future;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -116,19 +117,17 @@ impl TestHistory {
     /// Runs statements behind the program's back and returns the rows, as text.
     pub(crate) fn sql(&self, text: &str) -> Vec<Vec<String>> {
         match &self.address {
-            Address::Sqlite(path) => {
-                let connection = rusqlite::Connection::open(path).unwrap();
-                let mut statement = connection.prepare(text).unwrap();
-                let width = statement.column_count();
-                let mut rows = statement.query([]).unwrap();
-                let mut found = Vec::new();
-                while let Some(row) = rows.next().unwrap() {
-                    let value = |at| format!("{:?}", row.get::<_, rusqlite::types::Value>(at).unwrap());
-                    found.push((0..width).map(value).collect());
-                }
-                found
-            }
+            Address::Sqlite(path) => sqlite_rows(path, text),
             Address::Postgres(url) => sql(url, &format!("SET search_path = agent_tools; {text}")),
+            _ => unreachable!("there are no others"),
+        }
+    }
+
+    /// Does the same with the threads beside the history.
+    pub(crate) fn threads_sql(&self, text: &str) -> Vec<Vec<String>> {
+        match self.address.of_threads() {
+            Address::Sqlite(path) => sqlite_rows(&path, text),
+            Address::Postgres(url) => sql(&url, &format!("SET search_path = agent_threads; {text}")),
             _ => unreachable!("there are no others"),
         }
     }
@@ -140,6 +139,19 @@ impl Drop for TestHistory {
             sql(server, &format!("DROP DATABASE {name} WITH (FORCE)"));
         }
     }
+}
+
+fn sqlite_rows(path: &Path, text: &str) -> Vec<Vec<String>> {
+    let connection = rusqlite::Connection::open(path).unwrap();
+    let mut statement = connection.prepare(text).unwrap();
+    let width = statement.column_count();
+    let mut rows = statement.query([]).unwrap();
+    let mut found = Vec::new();
+    while let Some(row) = rows.next().unwrap() {
+        let value = |at| format!("{:?}", row.get::<_, rusqlite::types::Value>(at).unwrap());
+        found.push((0..width).map(value).collect());
+    }
+    found
 }
 
 /// Returns the address of the shared server.

@@ -2,7 +2,7 @@
 
 mod filter;
 mod keep;
-mod table;
+pub(super) mod table;
 
 use anyhow::anyhow;
 use jiff::Timestamp;

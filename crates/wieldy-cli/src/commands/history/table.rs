@@ -15,24 +15,24 @@ const ID_LENGTH_MIN: usize = 13;
 const BAR_LENGTH: usize = 16;
 
 /// A column of cells, padded to the same width.
-struct Column {
+pub(crate) struct Column {
     title: &'static str,
     cells: Vec<String>,
     to_the_right: bool,
 }
 
 impl Column {
-    fn new(title: &'static str, cells: impl Iterator<Item = String>) -> Self {
+    pub(crate) fn new(title: &'static str, cells: impl Iterator<Item = String>) -> Self {
         Self { title, cells: cells.collect(), to_the_right: false }
     }
 
-    fn number(title: &'static str, cells: impl Iterator<Item = String>) -> Self {
+    pub(crate) fn number(title: &'static str, cells: impl Iterator<Item = String>) -> Self {
         Self { to_the_right: true, ..Self::new(title, cells) }
     }
 }
 
 /// Formats columns side by side below their titles, each line within `width`. `colour` may colour a cell.
-fn table(columns: &[Column], width: usize, colour: impl Fn(usize, usize) -> Option<&'static str>) -> String {
+pub(crate) fn table(columns: &[Column], width: usize, colour: impl Fn(usize, usize) -> Option<&'static str>) -> String {
     let length = |text: &str| text.chars().count();
     let widths: Vec<usize> = columns
         .iter()
@@ -117,7 +117,7 @@ fn status_colour(status: &str) -> &'static str {
 }
 
 /// Formats the local time, without the year if it is the current one.
-fn short_time(time: Timestamp, now: &Zoned) -> String {
+pub(crate) fn short_time(time: Timestamp, now: &Zoned) -> String {
     let here = time.to_zoned(now.time_zone().clone());
     let form = if here.year() == now.year() { "%m-%d %H:%M:%S" } else { "%Y-%m-%d %H:%M" };
     here.strftime(form).to_string()

@@ -182,6 +182,12 @@ fn everything() -> FileConfig {
                 FileHistoryTool { results: Some(wieldy::ResultRecording::None) },
             )])),
         }),
+        threads: Some(FileThreads {
+            projects: Some(BTreeMap::from([(
+                "some".to_owned(),
+                FileOwners { tenants: texts(), users: texts(), agents: texts() },
+            )])),
+        }),
         shell: Some(FileShell { environment: texts() }),
         tools: Some(FileTools { manifests: path().map(|path| vec![path]) }),
         mcp: Some(FileMcp {
