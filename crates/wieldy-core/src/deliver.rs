@@ -14,7 +14,7 @@ use crate::error::{CallError, Code};
 use crate::event::{Body, Subject};
 use crate::executor::Executor;
 use crate::journal::Recorder;
-use crate::notes::{Delivery, DueNote, NOTES_PENDING_MAX, NewNote, Note, NoteId, NoteState, Notes, Point};
+use crate::notes::{Delivery, DueNote, InjectAt, NOTES_PENDING_MAX, NewNote, Note, NoteId, NoteState, Notes, Point};
 use crate::outcome::RunError;
 use crate::run::Run;
 
@@ -99,8 +99,18 @@ impl Executor {
 
 impl Run {
     /// Leaves the agent a note, and returns it as it is recorded: without secrets. It is as durable as its event.
-    pub fn leave_note(&self, new: NewNote) -> Result<Arc<Note>, RunError> {
+    pub fn leave_note(&self, mut new: NewNote) -> Result<Arc<Note>, RunError> {
         let (recorder, caller) = (self.recorder(), self.caller());
+        if let (InjectAt::AfterTool(tool), Some(engine)) = (&mut new.inject_at, self.engine()) {
+            // Results have the tool's own name.
+            let found = engine.registry.find(tool, caller).map_err(CallError::from);
+            // The call's own tool exists, so this is a wrong argument.
+            let wrong = |error: CallError| {
+                let advice = error.suggestion.unwrap_or_else(|| "name a tool that you can call".into());
+                RunError::invalid_input(format!("`inject_at`: {}", error.message)).suggest(advice)
+            };
+            *tool = found.map_err(wrong)?.name.shared();
+        }
         let notes = recorder.journal().notes().ok_or_else(no_notes)?;
         let _one_at_a_time = notes.leaving.lock().expect("no code panics while it leaves a note");
         let now = Timestamp::now();
