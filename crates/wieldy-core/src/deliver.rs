@@ -4,6 +4,7 @@
 //! confirms them once it has handed the result over, and only then `agent.self.delivered` is recorded. If the process
 //! ends in between, the notes come again with the same ids.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -71,7 +72,7 @@ impl Executor {
 
     /// Records each note whose time has come, once, as `agent.self.remind` with the state `due`, and sleeps until the
     /// next one. A server runs it as one task beside its door; it never ends by itself.
-    pub async fn announce_notes(&self) {
+    pub async fn announce_notes(&self) -> Infallible {
         let recorder = self.recorder();
         let Some(notes) = recorder.journal().notes() else { return std::future::pending().await };
         loop {

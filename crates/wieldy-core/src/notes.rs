@@ -251,9 +251,11 @@ impl Note {
         self.deliver_at.unwrap_or(self.left_at)
     }
 
-    /// Returns true if the caller is the agent that left it, for the same tenant and user.
-    pub fn is_of(&self, caller: &Caller) -> bool {
-        self.owner == NoteScopes::of(caller).owner
+    /// Returns true if results for this caller may bring it: the caller is the agent that left it, for the same tenant
+    /// and user, and in the same session unless it is delivered in all of them.
+    pub fn is_for(&self, caller: &Caller) -> bool {
+        let scopes = NoteScopes::of(caller);
+        self.scope == scopes.owner || self.scope == scopes.session
     }
 
     /// Returns the time at which a server tells the client about it, if it does.
