@@ -5,7 +5,7 @@
 
 use std::io::{self, ErrorKind, IsTerminal, Write};
 
-use wieldy::{CallError, Code, ToolResult, visible};
+use wieldy::{CallError, Code, DueNote, ToolResult, present_notes, visible};
 pub(crate) use wieldy::{shown, shown_in_line};
 
 use crate::exit::{Failure, Why};
@@ -111,6 +111,13 @@ impl Printer {
             Why::Call(error) => self.error(Some(error.code), &error.message),
         }
         self.hint(failure.hint.as_deref());
+    }
+
+    /// Prints the notes of a result, unless the result is printed as JSON.
+    pub(crate) fn notes(&self, notes: &[DueNote], waiting: usize) {
+        if !self.json && !notes.is_empty() {
+            self.tell(present_notes(notes, waiting).trim_end());
+        }
     }
 
     /// Prints why a call failed, with a hint.

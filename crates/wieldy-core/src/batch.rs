@@ -22,6 +22,7 @@ use crate::executor::Executor;
 use crate::flight::BatchFlight;
 use crate::footprint::Touches;
 use crate::input::{ARGUMENTS_BYTES_MAX, check_size, too_large};
+use crate::notes::Point;
 use crate::order::{ReadyQueue, TouchedPaths, UnstartedCalls, WaitsFor, predecessors};
 use crate::present::shown_in_line;
 use crate::references::{ReferenceFiller, referred_ids};
@@ -260,7 +261,11 @@ impl Executor {
     /// Runs several calls. The results are in the order of the calls, not in the order of execution.
     pub async fn batch(&self, batch: Batch) -> Result<BatchResult, CallError> {
         let flight = Arc::new(BatchFlight::new(Arc::clone(&batch.caller)));
-        self.run_batch(batch, flight).await
+        let ended = self.run_batch(batch, flight).await;
+        for result in ended.iter().flat_map(|batch| &batch.results) {
+            self.confirm_notes(&result.notes);
+        }
+        ended
     }
 
     pub(crate) async fn run_batch(&self, batch: Batch, flight: Arc<BatchFlight>) -> Result<BatchResult, CallError> {
@@ -292,8 +297,14 @@ impl Executor {
         let count = batch.calls.len();
         let started = Body::BatchStarted { count, mode, max_concurrency, asked, held_by, read_only, mutating };
         self.record_batch(&flight, started);
+        let caller = Arc::clone(&batch.caller);
         let (mut results, skipped) = self.run_plan(&plan, batch, &flight, concurrency.begun_max).await;
         plan.note_waits(&mut results);
+        if let Some(last) = results.last_mut() {
+            let tool = Arc::clone(&last.tool);
+            let point = Point { tool: &tool, call: None, ends_batch: true, ends_task: false };
+            self.add_due_notes(last, &caller, &point);
+        }
         let succeeded = results.iter().filter(|result| result.is_success()).count();
         let summary = BatchSummary {
             total: count,

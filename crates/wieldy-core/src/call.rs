@@ -18,6 +18,7 @@ use crate::confirm::Confirmer;
 use crate::error::CallError;
 pub use crate::ids::{BatchId, ConfirmationId, ExecutionId};
 use crate::limits::UsedSandbox;
+use crate::note::DueNote;
 use crate::outcome::PassedOn;
 use crate::sandbox::{Level, SandboxId, Usage};
 
@@ -317,6 +318,17 @@ pub struct ToolResult {
     /// `#3` for the third one if it has none. At most 100.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waited_for: Vec<String>,
+    /// Notes that the caller left for itself and that are due now. A door that has handed over the result says so by
+    /// [`Executor::confirm_notes`](crate::Executor::confirm_notes); without that they come again.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<DueNote>,
+    /// The number of further notes that are due and come with later results.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub notes_waiting: usize,
+}
+
+fn is_zero(count: &usize) -> bool {
+    *count == 0
 }
 
 impl ToolResult {
@@ -346,6 +358,8 @@ impl ToolResult {
             labels: Vec::new(),
             parallel: None,
             waited_for: Vec::new(),
+            notes: Vec::new(),
+            notes_waiting: 0,
         }
     }
 

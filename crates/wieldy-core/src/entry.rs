@@ -16,6 +16,7 @@ use crate::flight::{BatchFlight, CancelCause, Flight};
 use crate::input::check_size;
 use crate::journal::Receipt;
 use crate::limits::UsedSandbox;
+use crate::notes::Point;
 use crate::outcome::Outcome;
 use crate::present::shown;
 use crate::recorded::RecordedResult;
@@ -81,7 +82,7 @@ impl Entry {
             _ => None,
         };
         content.extend(same_as.map(|earlier| repeated::line(earlier, &content)));
-        let result = ToolResult {
+        let mut result = ToolResult {
             execution_id: self.flight.id,
             call_id: self.call.call_id.take(),
             tool: self.tool.as_ref().map_or_else(|_| Arc::clone(&self.call.tool), |tool| tool.name.shared()),
@@ -108,6 +109,8 @@ impl Entry {
             labels: std::mem::take(&mut self.call.options.labels),
             parallel: self.flight.ran_in_parallel(),
             waited_for: Vec::new(),
+            notes: Vec::new(),
+            notes_waiting: 0,
         };
         let closing = Body::closed(Closing {
             status: result.status,
@@ -124,6 +127,12 @@ impl Entry {
             recorded: self.recorded(&result),
         });
         let closed = self.flight.record_at(closing, result.timing.completed_at);
+        // The result of a task gets its notes when it is handed out. Stored results have none.
+        if !self.flight.is_task() {
+            let (tool, call) = (Arc::clone(&result.tool), Some(result.execution_id));
+            let point = Point { tool: &tool, call, ..Point::default() };
+            self.executor.add_due_notes(&mut result, &self.flight.subject.caller, &point);
+        }
         self.finish();
         (result, closed)
     }

@@ -11,6 +11,7 @@ use crate::batch::BatchSummary;
 use crate::call::{BatchId, Caller, ConfirmationId, ExecutionId, SandboxRef, Status, ToolResult};
 use crate::concurrency::{BatchMode, ConcurrencyLimit};
 use crate::error::CallError;
+use crate::note::{Delivery, Note, NoteState};
 use crate::recorded::RecordedResult;
 use crate::redact::{self, Redacted};
 use crate::sandbox::{Stream, Usage};
@@ -233,10 +234,12 @@ pub enum Body {
         /// The same as text for people.
         message: String,
     },
-    /// An agent leaves itself a note.
-    SelfNotify(Note),
-    /// An agent reminds itself.
-    SelfRemind(Note),
+    /// An agent leaves itself a note, or the note ends without a delivery.
+    SelfNotify(Box<Note>),
+    /// The same of a note of the category `reminder`; and the time of a note has come.
+    SelfRemind(Box<Note>),
+    /// A note was part of an answer that was handed over.
+    SelfDelivered(Box<Delivery>),
 }
 
 /// The idempotency key of a call, hashed so that it reveals nothing.
@@ -285,19 +288,6 @@ pub struct Closing {
     pub recorded: Option<Arc<RecordedResult>>,
 }
 
-/// A message from an agent to itself.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Note {
-    /// The text.
-    pub message: String,
-    /// The urgency.
-    pub priority: String,
-    /// The kind of note.
-    pub category: String,
-    /// The time at which it should be shown.
-    pub deliver_at: Option<Timestamp>,
-}
-
 impl Body {
     /// Returns the event's name, which is part of the stable surface.
     pub fn name(&self) -> &'static str {
@@ -325,11 +315,12 @@ impl Body {
             Self::SourceStale { .. } => "source.stale",
             Self::SelfNotify(_) => "agent.self.notify",
             Self::SelfRemind(_) => "agent.self.remind",
+            Self::SelfDelivered(_) => "agent.self.delivered",
         }
     }
 
     /// The names of all events.
-    pub const NAMES: [&str; 23] = [
+    pub const NAMES: [&str; 24] = [
         "tool.call.pending",
         "tool.call.task",
         "tool.call.started",
@@ -353,6 +344,7 @@ impl Body {
         "source.stale",
         "agent.self.notify",
         "agent.self.remind",
+        "agent.self.delivered",
     ];
 
     /// Returns the facts of the call's end, if this is a terminal event.
@@ -374,6 +366,13 @@ impl Body {
             Status::Cancelled => Self::CallCancelled(closing),
             _ => Self::CallFailure(closing),
         }
+    }
+
+    /// Returns the event that puts a note in this state: reminders have an event of their own, and so has the time of a
+    /// note when it comes.
+    pub(crate) fn of_note(note: Box<Note>) -> Self {
+        let is_reminder = note.category == "reminder" || note.state == NoteState::Due;
+        if is_reminder { Self::SelfRemind(note) } else { Self::SelfNotify(note) }
     }
 
     /// Returns true if the event has no text that could hold a secret, or only text that redacts itself.
@@ -502,7 +501,8 @@ impl CallState {
                 | Body::SandboxViolation { .. }
                 | Body::SourceStale { .. }
                 | Body::SelfNotify(_)
-                | Body::SelfRemind(_),
+                | Body::SelfRemind(_)
+                | Body::SelfDelivered(_),
             ) => Ok(state),
             (state, event) => Err(OutOfOrder { state, event: event.name() }),
         }

@@ -47,7 +47,9 @@ impl Executor {
     /// Runs one call. However it ends, the caller gets a result, and the journal an opening and a closing event.
     pub async fn call(&self, call: Call) -> ToolResult {
         let entry = self.open(call, None, false);
-        self.walk(entry).await
+        let result = self.walk(entry).await;
+        self.confirm_notes(&result.notes);
+        result
     }
 
     /// Records a call that is refused before it begins. Returns its result, and the record to wait for before

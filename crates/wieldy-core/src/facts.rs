@@ -32,6 +32,7 @@ impl Run {
         for (name, limit) in limits.as_object().into_iter().flatten() {
             facts.insert(format!("limits.{name}"), limit.clone());
         }
+        facts.insert("notes.pending".into(), json!(self.notes_pending()));
         let Some(engine) = self.engine() else { return facts };
 
         let own = engine.flights.unfinished_calls(|flight| is_same(&flight.subject.caller, caller));

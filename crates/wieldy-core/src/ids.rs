@@ -71,6 +71,8 @@ ids! {
     BatchId;
     /// The executor's id of one question to a person.
     ConfirmationId;
+    /// The executor's id of a note that an agent leaves for itself.
+    NoteId;
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ use crate::BoxFuture;
 use crate::call::{Caller, ExecutionId, ToolResult};
 use crate::error::{CallError, Code};
 use crate::event::{Body, CallState, Event, Keyed, Subject};
+use crate::notes::{DueNotes, Notes, Point};
 use crate::observe::Log;
 
 /// A store for the history of all calls: an append-only log of events.
@@ -35,6 +36,18 @@ pub trait Journal: Send + Sync + 'static {
     /// Returns true if the journal stores [`Closing::recorded`](crate::Closing::recorded). Otherwise it is not made.
     fn stores_results(&self) -> bool {
         false
+    }
+
+    /// Returns the pending notes, if the journal keeps them: it passes each event to [`Notes::apply_event`], also those
+    /// of other executors on the same history.
+    fn notes(&self) -> Option<&Notes> {
+        None
+    }
+
+    /// Returns the notes of this caller that are due at this point. They are lent to one result. Called at the end of
+    /// every call, so it must be fast: by default it reads one number unless there are notes.
+    fn due(&self, caller: &Caller, point: &Point<'_>, now: Timestamp) -> DueNotes {
+        self.notes().map(|notes| notes.due(caller, point, now)).unwrap_or_default()
     }
 
     /// Returns the number of the next event: one more than that of the last accepted event.
@@ -187,17 +200,18 @@ impl From<JournalError> for CallError {
 }
 
 /// A journal in memory that forgets the oldest events, for programs that need no history. The default keeps few
-/// events, so that they stay in the processor's caches.
+/// events, so that they stay in the processor's caches. It keeps the notes of all events.
 #[derive(Debug)]
 pub struct MemoryJournal {
     events: Mutex<VecDeque<Arc<Event>>>,
     events_max: usize,
+    notes: Notes,
 }
 
 impl MemoryJournal {
     /// Creates a journal that keeps the last `events_max` events.
     pub fn new(events_max: usize) -> Self {
-        Self { events: Mutex::new(VecDeque::new()), events_max }
+        Self { events: Mutex::new(VecDeque::new()), events_max, notes: Notes::default() }
     }
 
     /// Returns the stored events, oldest first.
@@ -214,12 +228,17 @@ impl Default for MemoryJournal {
 
 impl Journal for MemoryJournal {
     fn append(&self, event: &Arc<Event>) -> Receipt {
+        self.notes.apply_event(event);
         let mut events = self.events.lock().expect("no code panics while it holds the events");
         if events.len() >= self.events_max {
             events.pop_front();
         }
         events.push_back(Arc::clone(event));
         Receipt::Kept
+    }
+
+    fn notes(&self) -> Option<&Notes> {
+        Some(&self.notes)
     }
 
     fn next_seq(&self) -> u64 {
@@ -281,6 +300,10 @@ impl Recorder {
 
     pub(crate) fn stores_results(&self) -> bool {
         self.journal.stores_results()
+    }
+
+    pub(crate) fn journal(&self) -> &dyn Journal {
+        &*self.journal
     }
 
     pub(crate) fn bus(&self) -> &Bus {

@@ -21,6 +21,7 @@
 //! | `flight`, `batch`, `order`, `references`, `task` | a call in flight; several calls in a safe order; calls in the background |
 //! | `resume` | after a restart: results of tasks put back, safe calls run again |
 //! | `event`, `journal`, `observe`, `shown`, `severity`, `recorded` | events and the state of a call; their order; live observation; as they are shown; how bad they are; results for the history |
+//! | `note`, `notes`, `deliver` | notes of agents to themselves, a fold over events; their delivery with results |
 //! | `redact/patterns`, `redact/known_secrets`, `redact/stream` | the patterns of secrets; named values; secrets in text that arrives in pieces |
 //! | `artifact`, `repeated`, `present` | large output; answers that equal an earlier one; text within a model's budget |
 //! | `confinement`, `sandbox`, `sandboxes`, `secrets` | rules for a run; the port that enforces them; long-lived sandboxes; hidden and protected files |
@@ -117,8 +118,11 @@ mod task;
 
 mod resume;
 
+mod deliver;
 mod event;
 mod journal;
+mod note;
+mod notes;
 mod observe;
 mod recorded;
 pub mod redact;
@@ -169,7 +173,7 @@ pub use confinement::{
 pub use confirm::{Answer, Confirmation, Confirmer, Consent, Digest, NoConsent};
 pub use duration::{parse_duration, parse_since};
 pub use error::{CallError, Category, Code};
-pub use event::{Body, CallState, Closing, Event, Keyed, Note, OutOfOrder, Subject};
+pub use event::{Body, CallState, Closing, Event, Keyed, OutOfOrder, Subject};
 pub use executor::Executor;
 pub use flight::CancelCause;
 pub use input::{ARGUMENTS_BYTES_MAX, ARGUMENTS_DEPTH_MAX, Input, Violation, Violations, parse_arguments};
@@ -180,11 +184,13 @@ pub use journal::{
 pub use limits::{CallLimit, LimitOrigin, ToolLimits, UsedSandbox};
 pub use manifest::{CommandSpec, Manifest, ManifestError, ManifestTool, OutputForm, Problem, Variable, VariableFile};
 pub use name::{NameError, ToolName};
+pub use note::{Delivery, DueNote, InjectAt, NewNote, Note, NoteId, NotePriority, NoteState};
+pub use notes::{DueNotes, NOTES_PENDING_MAX, NOTES_PER_RESULT_MAX, NOTES_SESSION_IDLE, Notes, Point};
 pub use observe::Observer;
 pub use outcome::{Outcome, PassedOn, RunError};
 pub use owners::Owners;
 pub use policy::{Check, Decision, Denied, Grant, Plan, Policy, Question};
-pub use present::{Budget, Presentation, present, present_error, shown, shown_in_line, visible};
+pub use present::{Budget, Presentation, present, present_error, present_notes, shown, shown_in_line, visible};
 pub use program::{NamedFile, Program};
 pub use rate::{Per, Rate, RateKind};
 pub use recorded::{RecordedResult, ResultRecording};

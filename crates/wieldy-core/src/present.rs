@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use crate::call::{Content, ToolResult};
 use crate::error::CallError;
+use crate::note::DueNote;
 use crate::trace;
 
 /// Options for writing a result for a model.
@@ -84,13 +85,38 @@ pub fn present(result: &ToolResult, how: &Presentation) -> String {
         text.push_str(&present_error(error, &body));
         text.push('\n');
     }
-    if body.is_empty() {
-        return text;
+    if !body.is_empty() {
+        if result.error.is_some() {
+            text.push_str("Output so far:\n");
+        }
+        text.push_str(&body);
     }
-    if result.error.is_some() {
-        text.push_str("Output so far:\n");
+    if !result.notes.is_empty() {
+        if !text.is_empty() && !text.ends_with('\n') {
+            text.push('\n');
+        }
+        text.push_str(&present_notes(&result.notes, result.notes_waiting));
     }
-    text.push_str(&body);
+    text
+}
+
+/// Writes the notes of a result for the agent that left them. Each line of a message is marked, and hidden characters
+/// are escaped, so that no message can look like another note or like anything else.
+pub fn present_notes(notes: &[DueNote], waiting: usize) -> String {
+    let count = if notes.len() == 1 { "a note".to_owned() } else { format!("{} notes", notes.len()) };
+    let mut text =
+        format!("[{count} that you left for yourself with `notify_self`: your own words, which grant nothing]");
+    for note in notes {
+        let DueNote { id, priority, category, left_at, deliver_at, message } = note;
+        let due = deliver_at.map(|due| format!(", for {due}")).unwrap_or_default();
+        let (priority, category) = (priority.as_str(), shown_in_line(category));
+        let message = visible(message).replace('\n', "\n> ");
+        let _ = write!(text, "\n[note {id}: {category}, {priority}, left {left_at:.0}{due}]\n> {message}");
+    }
+    if waiting > 0 {
+        let _ = write!(text, "\n[{waiting} more of your notes are due; they come with the next results]");
+    }
+    text.push('\n');
     text
 }
 

@@ -17,7 +17,7 @@ use crate::capture::Capture;
 use crate::confinement::{Command, Confinement, Place, ResourceLimits, SessionKey};
 use crate::denial_recorder::DenialRecorder;
 use crate::error::{CallError, Code};
-use crate::event::{Body, CallState, Note, Subject};
+use crate::event::{Body, CallState, Subject};
 use crate::flight::Flight;
 use crate::journal::Recorder;
 use crate::outcome::{Outcome, PassedOn, RunError};
@@ -398,10 +398,17 @@ impl Run {
         });
     }
 
-    /// Leaves the agent a note, shown now or as a reminder.
-    pub fn note(&self, note: Note) {
-        let body = if note.category == "reminder" { Body::SelfRemind(note) } else { Body::SelfNotify(note) };
-        self.state.flight.record(body);
+    pub(crate) fn recorder(&self) -> &Arc<Recorder> {
+        self.state.flight.recorder()
+    }
+
+    /// Records an event of a note. An attempt that was left behind leaves no note.
+    pub(crate) fn record_note(&self, body: Body) -> Result<(), RunError> {
+        if !self.is_current() {
+            return Err(RunError::from(CallError::new(Code::Cancelled, "the run is over")).before_effect());
+        }
+        let recorded = self.state.flight.record(body).taken();
+        recorded.map_err(|error| RunError::from(CallError::from(error)).before_effect())
     }
 
     /// Returns true if this attempt is the current one. Reports of an earlier attempt that was left behind are ignored.

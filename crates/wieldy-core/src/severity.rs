@@ -79,7 +79,13 @@ pub fn event_message(name: &str, data: &Value) -> &'static str {
         "sandbox.destroyed" => "sandbox destroyed",
         "sandbox.violation" => "sandbox violation",
         "source.stale" => "source changed",
-        "agent.self.notify" | "agent.self.remind" => "agent left a note",
+        "agent.self.notify" | "agent.self.remind" => match data["state"].as_str() {
+            Some("due") => "note is due",
+            Some("cancelled") => "note cancelled",
+            Some("expired") => "note expired",
+            _ => "agent left a note",
+        },
+        "agent.self.delivered" => "note delivered",
         _ => "another event",
     }
 }

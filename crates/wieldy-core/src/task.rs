@@ -250,6 +250,7 @@ impl Executor {
             .get(&id)
             .filter(|record| record.is_visible_to(asker, tasks.ttl))
             .map(|record| self.view(id, record))
+            .map(|task| Task { result: task.result.map(|result| self.with_due_notes(result, asker)), ..task })
     }
 
     /// Returns all known tasks of the asker's tenant, oldest first.
@@ -284,8 +285,8 @@ impl Executor {
             let tasks = &self.inner.tasks;
             tasks.lock().records.get(&id).filter(|record| record.is_visible_to(asker, tasks.ttl))?.result.clone()
         };
-        let result = result.wait_for(Option::is_some).await.ok()?;
-        result.clone()
+        let ended = result.wait_for(Option::is_some).await.ok()?.clone();
+        ended.map(|result| self.with_due_notes(result, asker))
     }
 
     /// Begins a batch in the background. Returns its id and a future of its result. Must be called in a tokio runtime.

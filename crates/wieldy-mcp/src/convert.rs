@@ -14,7 +14,8 @@ use rmcp::model::{
 };
 use serde_json::{Map, Value, json};
 use wieldy_core::{
-    ArtifactId, CallError, Category, Code, Content, PassedOn, Provider, ToolResult, ToolSpec, present_error,
+    ArtifactId, CallError, Category, Code, Content, DueNote, NoteId, PassedOn, Provider, ToolResult, ToolSpec,
+    present_error, present_notes,
 };
 
 /// The `_meta` key of the execution id of the call.
@@ -27,6 +28,8 @@ pub(crate) const META_STRUCTURED: &str = "wieldy/structured";
 pub(crate) const META_ARTIFACT: &str = "wieldy/artifact";
 /// The `_meta` key that names the MCP server a result came from: its text is not to be trusted.
 pub(crate) const META_UNTRUSTED: &str = "wieldy/untrusted";
+/// The `_meta` key of the notes that the agent left for itself and that are in the text.
+pub(crate) const META_NOTES: &str = "wieldy/notes";
 /// The beginning of every artifact's URI.
 pub(crate) const ARTIFACT_SCHEME: &str = "wieldy://artifact/";
 
@@ -106,6 +109,11 @@ pub(crate) fn call_result(result: ToolResult, is_modern: bool) -> CallToolResult
     if failure.is_some() {
         notes_on_blocks.clear();
     }
+    let mut content = content;
+    if !result.notes.is_empty() {
+        add_notes(&mut content, &result.notes, result.notes_waiting);
+        meta.insert(META_NOTES.into(), json!(result.notes));
+    }
     let noted = |(place, content): (usize, Content)| match notes_on_blocks.remove(&place) {
         Some(notes) => with_notes(block(content), notes),
         None => block(content),
@@ -120,6 +128,28 @@ pub(crate) fn call_result(result: ToolResult, is_modern: bool) -> CallToolResult
     }
     answer.meta = Some(meta);
     answer
+}
+
+/// Adds the agent's own notes at the end of the first text: some clients show nothing else.
+fn add_notes(content: &mut Vec<Content>, notes: &[DueNote], waiting: usize) {
+    let notes = present_notes(notes, waiting);
+    let first = content.iter_mut().find_map(|block| if let Content::Text { text } = block { Some(text) } else { None });
+    match first {
+        Some(text) => {
+            if !text.is_empty() && !text.ends_with('\n') {
+                text.push('\n');
+            }
+            text.push_str(&notes);
+        }
+        None => content.push(Content::text(notes)),
+    }
+}
+
+/// Returns the ids of the notes in an answer.
+pub(crate) fn note_ids(answer: &CallToolResult) -> Vec<NoteId> {
+    let notes = answer.meta.as_ref().and_then(|meta| meta.get(META_NOTES)).and_then(Value::as_array);
+    let ids = notes.into_iter().flatten().filter_map(|note| note["id"].as_str()?.parse().ok());
+    ids.collect()
 }
 
 /// Marks the answer of a tool with an output schema as an error if its structured content is too large to be sent.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use wieldy_core::{Claimed, JournalError};
+use wieldy_core::{Claimed, JournalError, Notes};
 
 use crate::audit::{Signer, SigningState};
 use crate::claim::{self, PendingClaim};
@@ -53,6 +53,10 @@ pub(crate) struct Committer {
     pub(crate) prune_schedule: PruneSchedule,
     /// True if there may be sandboxes of dead executors whose ends are not recorded.
     pub(crate) has_lost_sandboxes: bool,
+    /// The pending notes, which the journal shares.
+    pub(crate) notes: Arc<Notes>,
+    /// The last record whose notes are among them.
+    pub(crate) notes_seq: i64,
 }
 
 /// The schedule of retention.
@@ -227,6 +231,11 @@ impl Committer {
             changeset
         })?;
         self.signing.note(changeset.head, changeset.signed.is_some());
+        self.follow_notes(changeset.after.seq);
+        // The journal has applied this executor's own records already.
+        if self.notes_seq == changeset.after.seq {
+            self.notes_seq = changeset.head.seq;
+        }
         self.projection.confirm(changeset);
         self.unindexed += records.len() as u64;
         Ok(())
@@ -270,7 +279,8 @@ impl Committer {
         // If another process commits the logs of dead executors just now, this one need not wait.
         let done = done.and_then(|()| crate::recovery::commit_orphaned_wals(&mut *self.database, Duration::ZERO));
         let done = done.and_then(|()| crate::recovery::recover(self, false));
-        let done = done.and_then(|_| self.sign());
+        let done = done.and_then(|_| self.look_for_notes());
+        let done = done.and_then(|()| self.sign());
         if let Err(error) = done {
             tracing::warn!(error = &error as &dyn std::error::Error, "cannot maintain the history");
             let _ = self.reconnect();

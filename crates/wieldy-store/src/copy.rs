@@ -124,6 +124,10 @@ const TABLES: &[CopiedTable] = &[
         ],
     },
     CopiedTable { name: "sandboxes", columns: &[("id", 'i'), ("instance", 'i'), ("sandbox", 't'), ("closer", 'i')] },
+    CopiedTable {
+        name: "notes",
+        columns: &[("id", 'i'), ("note", 't'), ("owner", 't'), ("scope", 't'), ("replace_name", 't'), ("data", 't')],
+    },
     CopiedTable { name: "metadata_entries", columns: &[("entry", 'b'), ("execution", 'i')] },
     CopiedTable {
         name: "heads",

@@ -14,7 +14,9 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use tokio::sync::oneshot;
-use wieldy_core::{Body, BoxFuture, Claim, Claimed, Event, ExecutionId, Journal, JournalError, Receipt, Remembered};
+use wieldy_core::{
+    Body, BoxFuture, Claim, Claimed, Event, ExecutionId, Journal, JournalError, Notes, Receipt, Remembered,
+};
 
 use crate::committer::{Committer, GROUP_ENOUGH};
 use crate::error::StoreError;
@@ -34,6 +36,7 @@ pub struct StoreJournal {
     /// State of the calls that are not closed.
     open: Mutex<OpenCalls>,
     remembered: Mutex<Remembered>,
+    notes: Arc<Notes>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -49,8 +52,8 @@ struct OpenCalls {
 impl StoreJournal {
     pub(crate) fn start(committer: Committer, wal: Option<Wal>, remembered: Remembered) -> Result<Self, StoreError> {
         let shared = Arc::new(JournalQueue::new(wal.is_some()));
-        let threads = Mutex::default();
-        let journal = Self { shared, open: Mutex::default(), remembered: Mutex::new(remembered), threads };
+        let (threads, notes) = (Mutex::default(), Arc::clone(&committer.notes));
+        let journal = Self { shared, open: Mutex::default(), remembered: Mutex::new(remembered), notes, threads };
         journal.spawn("wieldy-journal", move |shared| committer.run(shared))?;
         if let Some(wal) = wal {
             journal.spawn("wieldy-log", move |shared| WalWriter::new(wal).run(shared))?;
@@ -172,6 +175,7 @@ impl Journal for StoreJournal {
         let wakes = std::mem::take(&mut queue.is_asleep) || queue.records.len() == GROUP_ENOUGH;
         // A woken thread needs the queue at once.
         drop(queue);
+        self.notes.apply_event(event);
         if wakes {
             self.shared.wake_committer.notify_one();
         }
@@ -221,6 +225,10 @@ impl Journal for StoreJournal {
         true
     }
 
+    fn notes(&self) -> Option<&Notes> {
+        Some(&self.notes)
+    }
+
     fn next_seq(&self) -> u64 {
         self.shared.lock().accepted + 1
     }
@@ -248,8 +256,8 @@ mod tests {
     async fn callers_do_not_wait_for_a_thread_that_panicked() {
         let shared = Arc::new(JournalQueue::new(false));
         shared.lock().accepted = 1;
-        let journal =
-            StoreJournal { shared, open: Mutex::default(), remembered: Mutex::default(), threads: Mutex::default() };
+        let (remembered, notes, threads) = (Mutex::default(), Arc::default(), Mutex::default());
+        let journal = StoreJournal { shared, open: Mutex::default(), remembered, notes, threads };
         let waits = journal.wait_until_stored(1);
         let theirs = Arc::clone(&journal.shared);
         let thread = std::thread::spawn(move || {

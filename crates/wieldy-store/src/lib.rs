@@ -9,7 +9,8 @@
 //! `committer` is the thread that commits to the database, `claim` has the claims of idempotency keys. `recovery`
 //! commits the logs that dead executors left (after `kill -9`; `sqlite/liveness` finds them), closes their calls, and
 //! returns the results of tasks and idempotency keys, which clients may still ask for (table `answers`; the table
-//! `results` has what the history shows of every result); `sandboxes` records the ends of their sandboxes.
+//! `results` has what the history shows of every result); `sandboxes` records the ends of their sandboxes, `notes` has the
+//! notes that agents left for themselves.
 //! `query` and `events` read, `result_index` has the words of recorded results, `history_tools` and `log_tools` are the
 //! same as tools for agents. `verify` checks that the history is whole, `audit` signs it, `retention` drops old records,
 //! `copy` copies a history. `database` is the interface that `sqlite` and `postgres` implement. `threads` is a database
@@ -19,6 +20,7 @@ mod hash_chain;
 
 mod histogram;
 mod metadata;
+mod notes;
 mod projection;
 mod record_to_row;
 

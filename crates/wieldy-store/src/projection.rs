@@ -13,6 +13,7 @@ use crate::audit::SignedHead;
 use crate::hash_chain::{CallRef, Hash, Head, Placed, Record};
 use crate::histogram::{self, BucketCounts, BucketKey};
 use crate::metadata::{self, CALLER, EntryHash};
+use crate::notes::NoteChange;
 use crate::record_to_row::{Closed, Opened, RowChange};
 use crate::sandboxes::SandboxChange;
 
@@ -230,7 +231,6 @@ pub(crate) struct EventRow {
 #[derive(Debug)]
 pub(crate) struct Changeset {
     /// The head of the trail before the group.
-    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "a locked file has the head that was read"))]
     pub(crate) after: Head,
     /// The head of the trail after the group.
     pub(crate) head: Head,
@@ -247,6 +247,7 @@ pub(crate) struct Changeset {
     /// The entries of metadata by which new calls are found.
     pub(crate) entries: Vec<(EntryHash, i64)>,
     pub(crate) sandboxes: Vec<SandboxChange>,
+    pub(crate) notes: Vec<NoteChange>,
     /// Idempotency keys that are released, and the calls that held them.
     pub(crate) released: Vec<(String, String)>,
     pub(crate) histogram: BTreeMap<BucketKey, BucketCounts>,
@@ -331,6 +332,7 @@ impl Projection {
             results: Vec::new(),
             entries: Vec::new(),
             sandboxes: Vec::new(),
+            notes: Vec::new(),
             released: Vec::new(),
             histogram: BTreeMap::new(),
             signed: None,
@@ -345,6 +347,7 @@ impl Projection {
             }
             let seq = changeset.head.seq + 1;
             changeset.sandboxes.extend(SandboxChange::of(seq, record));
+            changeset.notes.extend(NoteChange::of(seq, record));
             let execution = record.call.and_then(|call| self.apply_record(&mut changeset, seq, call.into(), record));
             if let (Some(call), Some(_)) = (execution, &record.result) {
                 changeset.results.push((call, Arc::clone(record)));

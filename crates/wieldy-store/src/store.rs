@@ -20,6 +20,7 @@ use crate::events::{self, CallEvent, EventCursor, RecordedEvent};
 use crate::failpoint;
 use crate::hash_chain::{Head, Record};
 use crate::journal::StoreJournal;
+use crate::notes;
 #[cfg(feature = "postgres")]
 use crate::postgres;
 use crate::projection::Projection;
@@ -158,6 +159,8 @@ impl Store {
         let interrupted = recovery::recover(&mut committer, options.resumes)?;
         let remembered = recovery::load_remembered(&mut *committer.database, interrupted)?;
         failpoint::reach("journal.recovered");
+        let (notes, seq) = notes::load(&mut *committer.database)?;
+        (committer.notes, committer.notes_seq) = (Arc::new(notes), seq);
         let wal = committer.database.open_wal(task_ttl(options))?;
         let journal = StoreJournal::start(committer, wal, remembered)?;
         let mut journals = self.journals();
@@ -195,6 +198,9 @@ impl Store {
             maintained: Instant::now(),
             prune_schedule: PruneSchedule::new(options.retention),
             has_lost_sandboxes: true,
+            notes: Arc::default(),
+            // Only an executor follows notes.
+            notes_seq: i64::MAX,
         };
         let about = json!({"instance": id, "version": env!("CARGO_PKG_VERSION"), "host": host(), "process": std::process::id()});
         let opened = Record::own("journal.opened", Timestamp::now().as_microsecond(), None, &about);

@@ -3,7 +3,7 @@
 
 mod tables;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use serde::Serialize;
 use serde_json::Value as Json;
@@ -15,6 +15,7 @@ use crate::error::StoreError;
 use crate::hash_chain::{Hash, Placed};
 use crate::histogram::{BucketCounts, BucketKey};
 use crate::metadata::is_rerun;
+use crate::notes::NoteRow;
 use crate::projection::CallRow;
 use crate::record_to_row::{ResultFacts, RowChange};
 use crate::retention::RESULTS_DROPPED;
@@ -118,6 +119,9 @@ struct ChainWalk {
     results: Vec<(i64, Option<ResultFacts>)>,
     /// The histogram, as computed from the trail.
     histogram: BTreeMap<BucketKey, BucketCounts>,
+    /// The pending notes, as computed from the trail, and the notes that have ended.
+    notes: BTreeMap<i64, NoteRow>,
+    notes_ended: HashSet<String>,
     /// The hashes that were signed, by record; true if the hash comes from an anchor.
     signed: BTreeMap<i64, Vec<(Hash, bool)>>,
     /// The last record that was dropped, and the record that says so.
@@ -204,6 +208,8 @@ impl ChainWalk {
             without_opening: Vec::new(),
             results: Vec::new(),
             histogram: BTreeMap::new(),
+            notes: BTreeMap::new(),
+            notes_ended: HashSet::new(),
             signed: BTreeMap::new(),
             dropped_seq: 0,
             dropped_by: 0,
@@ -334,6 +340,7 @@ impl ChainWalk {
             let data: Json = serde_json::from_str(data).unwrap_or_default();
             (self.results_dropped_seq, self.results_dropped_by) = (data["up_to"].as_i64().unwrap_or_default(), seq);
         }
+        self.apply_to_notes(seq, name, data);
         if let Some(execution) = execution {
             self.apply_to_row(seq, execution, at, name, subject, data);
         }
@@ -400,6 +407,7 @@ impl ChainWalk {
             self.problem(self.end.seq, "there are rows in `tool_executions` without a record");
         }
         self.compare_open(database)?;
+        self.compare_notes(database)?;
         self.check_strays(database)?;
         self.compare_histogram();
         let mut unclosed = Vec::new();

@@ -10,6 +10,10 @@
 //! | `save`, `stale`, `text`, `replace`, `diff` | atomic writes; read marks; encodings; exact replacement; diffs |
 //! | `walk`, `pattern`, `matches` | folders in order; bounded regular expressions; matching lines within limits |
 //!
+//! | modules of `notes` | do |
+//! | --- | --- |
+//! | `notify_self`, `when` | the tool that leaves notes; points in time as models write them |
+//!
 //! | modules of `shell` | do |
 //! | --- | --- |
 //! | `bash`, `build`, `command`, `attached`, `process_tools`, `state` | one tool or a family of tools each |
@@ -21,9 +25,11 @@ use std::sync::Arc;
 use wieldy_core::SharedTool;
 
 pub mod files;
+pub mod notes;
 pub mod shell;
 
 pub use files::{Workspace, WorkspaceError};
+pub use notes::NotifySelf;
 pub use shell::{Bash, CommandTool};
 
 /// Returns the tools for this workspace, and `GetArtifact`.

@@ -34,6 +34,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use artifacts::{FolderArtifacts, FolderError};
+use jiff::tz::TimeZone;
 pub use log::{EventLog, LOG_TARGETS, log_events};
 pub use wieldy_core::*;
 /// MCP in both directions.
@@ -54,7 +55,7 @@ pub use wieldy_store::{
     ThreadError, ThreadProblem, ThreadVerdict, Threads, Verdict, history_tools, thread_tools,
 };
 pub use wieldy_tools::shell::{Attached, Bash, CommandTool, shell_tools};
-pub use wieldy_tools::{Workspace, WorkspaceError, file_tools};
+pub use wieldy_tools::{NotifySelf, Workspace, WorkspaceError, file_tools};
 
 /// Begins to build an executor with the built-in tools on `workspace`.
 ///
@@ -89,6 +90,8 @@ pub fn builtin_tools(
 ) -> Result<Vec<SharedTool>, WorkspaceError> {
     let mut tools = file_tools(Arc::new(Workspace::open(workspace)?));
     tools.extend(shell_tools(environment));
+    // The zone of the machine, like its processors, is no setting of the program.
+    tools.push(Arc::new(NotifySelf::new(TimeZone::system())));
     Ok(tools)
 }
 

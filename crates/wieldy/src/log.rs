@@ -6,7 +6,7 @@
 use serde_json::Value;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
-use wieldy_core::{Body, Closing, ConcurrencyLimit, Event, Executor, Filter, Seen, Severity};
+use wieldy_core::{Body, Closing, ConcurrencyLimit, Event, Executor, Filter, NoteState, Seen, Severity};
 
 /// The targets of the lines that [`log_events`] writes.
 pub const LOG_TARGETS: [&str; 8] = [
@@ -280,14 +280,28 @@ fn write_other(event: &Event) {
                 project_id = text(event, "/project_id"),
             );
         }
-        Body::SelfNotify(_) | Body::SelfRemind(_) => line!(
+        Body::SelfNotify(note) | Body::SelfRemind(note) if note.state == NoteState::Pending => line!(
             DEBUG,
             "wieldy::agent",
             event,
             "agent left a note",
+            note = display(note.id),
             priority = text(event, "/priority"),
             category = text(event, "/category"),
             text = text(event, "/message"),
+        ),
+        Body::SelfNotify(note) | Body::SelfRemind(note) => match note.state {
+            NoteState::Due => line!(DEBUG, "wieldy::agent", event, "note is due", note = display(note.id)),
+            NoteState::Cancelled => line!(DEBUG, "wieldy::agent", event, "note cancelled", note = display(note.id)),
+            _ => line!(DEBUG, "wieldy::agent", event, "note expired", note = display(note.id)),
+        },
+        Body::SelfDelivered(delivery) => line!(
+            DEBUG,
+            "wieldy::agent",
+            event,
+            "note delivered",
+            note = display(delivery.note.id),
+            late_ms = delivery.late_ms,
         ),
         other => line!(DEBUG, "wieldy::call", event, "another event", event = other.name()),
     }

@@ -120,6 +120,10 @@ async fn batch(
         printer.tell(&note);
     }
     print(&result, printer)?;
+    for ToolResult { notes, notes_waiting, .. } in &result.results {
+        printer.notes(notes, *notes_waiting);
+        executor.confirm_notes(notes);
+    }
     // The error of a skipped call only repeats the error of the call that caused it.
     let was_skipped = |error: &&CallError| error.details.get("cause").is_some_and(|cause| cause == "skipped");
     let errors = || result.results.iter().filter_map(|result| result.error.as_deref());

@@ -91,8 +91,12 @@ async fn call(
     live.clear();
     match presentation(args) {
         Some(how) => printer.tool_text(&present(&result, &how))?,
-        None => print(&result, live, printer)?,
+        None => {
+            print(&result, live, printer)?;
+            printer.notes(&result.notes, result.notes_waiting);
+        }
     }
+    executor.confirm_notes(&result.notes);
     warn_of_background(&result, printer);
     Ok(result.error.as_deref().map_or(Exit::Success, Exit::of))
 }

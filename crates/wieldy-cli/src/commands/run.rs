@@ -101,6 +101,8 @@ async fn call(
     if printer.json {
         printer.json(&result)?;
     }
+    printer.notes(&result.notes, result.notes_waiting);
+    executor.confirm_notes(&result.notes);
     if has_left {
         return Ok(PIPE_CLOSED);
     }

@@ -49,6 +49,9 @@ pub(crate) fn run(
         };
         let door = serve(options, config, server, &executor, printer);
         let door = upstreams::beside(door, &servers, config.mcp.list_wait, &ready, printer);
+        let door = async {
+            tokio::select! { ended = door => ended, never = executor.announce_notes() => match never {} }
+        };
         let ended = log::with_events(&config.log, &executor, door).await;
         servers.close().await;
         ended

@@ -43,7 +43,7 @@ INVENTORY = {
 }
 
 # The tools of the inventory that wieldy has itself. Their answers are tested elsewhere.
-BUILT_IN = {"thread_push", "thread_read", "thread_seek", "thread_list"}
+BUILT_IN = {"thread_push", "thread_read", "thread_seek", "thread_list", "notify_self"}
 
 CONFIGURATION = """
 limits.calls-running-per-agent-max = 4

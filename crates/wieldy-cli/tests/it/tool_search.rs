@@ -8,7 +8,7 @@ use crate::mcp::Client;
 use crate::world::World;
 
 /// Questions in the words of users, each with the tool to be found.
-const QUESTIONS: [(&str, &str); 68] = [
+const QUESTIONS: [(&str, &str); 70] = [
     ("run a shell command", "Bash"),
     ("execute a script", "Bash"),
     ("use the terminal", "Bash"),
@@ -77,10 +77,12 @@ const QUESTIONS: [(&str, &str); 68] = [
     ("find an earlier decision", "thread_seek"),
     ("list open threads", "thread_list"),
     ("which threads are closed", "thread_list"),
+    ("remind me of this in two hours", "notify_self"),
+    ("leave myself a note for later", "notify_self"),
 ];
 
 /// Further questions by another author, who had not seen the synonyms of the ranking.
-const OTHERS: [(&str, &str); 48] = [
+const OTHERS: [(&str, &str); 49] = [
     ("npm install", "Bash"),
     ("invoke git", "Bash"),
     ("cargo check", "Build"),
@@ -129,6 +131,7 @@ const OTHERS: [(&str, &str); 48] = [
     ("what did we decide about caching", "thread_seek"),
     ("my latest threads", "thread_list"),
     ("all threads", "thread_list"),
+    ("set a reminder", "notify_self"),
 ];
 
 /// Questions that once found nothing.

@@ -98,7 +98,12 @@ fn event(body: Body, call_id: &str) -> Event {
 fn shown(place: usize, secret: &str, around: &str, cuts: &[prop::sample::Index]) -> String {
     let text = format!("{around} {secret} {around}");
     let error = || Box::new(CallError::new(Code::ExecutionError, &text).suggest(&text).detail("why", text.as_str()));
-    let note = Note { message: text.clone(), priority: "low".into(), category: "note".into(), deliver_at: None };
+    let note = json!({
+        "id": "01890000-0000-7000-8000-000000000000", "state": "pending", "message": text, "priority": "low",
+        "category": "note", "deliver_at": null, "inject_at": "now", "persist_cross_session": true, "owner": "o",
+        "scope": "s", "left_at": "2026-01-01T00:00:00Z", "agent": text, "user": text, "replace_name": text,
+    });
+    let note: Note = serde_json::from_value(note).unwrap();
     let body = match place {
         0 => return redact::text(&text).into_owned(),
         1 => return Redacted::from(json!({"note": [text]})).value().to_string(),
@@ -112,7 +117,7 @@ fn shown(place: usize, secret: &str, around: &str, cuts: &[prop::sample::Index])
         6 => Body::CallWarning { message: text },
         7 => Body::RetryExhausted { attempts: 2, error: error() },
         8 => Body::SandboxViolation { sandbox: "s".into(), message: text },
-        9 => Body::SelfNotify(note),
+        9 => Body::SelfNotify(Box::new(note)),
         10 => Body::SourceStale {
             path: text.clone(),
             project_id: Some(text.clone()),

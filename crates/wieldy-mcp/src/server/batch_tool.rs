@@ -17,7 +17,7 @@ use tokio::sync::{OnceCell, mpsc, watch};
 use tokio::time::Instant;
 use wieldy_core::{
     Answer, Batch, BatchCall, BatchId, BatchMode, BatchResult, BoxFuture as PortFuture, Call, CallError, Caller, Code,
-    Confirmation, Confirmer, Content, ExecutionId, Executor, Options,
+    Confirmation, Confirmer, Content, DueNote, ExecutionId, Executor, Options,
 };
 
 use super::call::{self, CallResult};
@@ -28,7 +28,7 @@ use super::progress::{Progress, next_notification, send_remaining};
 use super::questions::{self, AskedCall, PendingQuestions, ReturnedInput};
 use super::request_options::RequestOptions;
 use super::{BatchCalls, Shared};
-use crate::convert::{self, META_LABELS};
+use crate::convert::{self, META_LABELS, META_NOTES};
 
 /// The name of the tool.
 pub(crate) const BATCH: &str = "batch";
@@ -514,6 +514,11 @@ fn response(shared: &Shared, caller: &Arc<Caller>, batch: &BatchResult) -> CallT
             "parallel": result.parallel, "waited_for": result.waited_for, "labels": result.labels,
         }));
     }
+    let notes: Vec<DueNote> = batch.results.iter().flat_map(|result| result.notes.clone()).collect();
+    if !notes.is_empty() {
+        let waiting = batch.results.iter().map(|result| result.notes_waiting).max().unwrap_or_default();
+        text.push_str(&format!("=== {id} [notes]\n{}", wieldy_core::present_notes(&notes, waiting)));
+    }
     let mut blocks = vec![ContentBlock::text(text)];
     blocks.append(&mut others);
     let is_error = summary.succeeded == 0;
@@ -524,6 +529,9 @@ fn response(shared: &Shared, caller: &Arc<Caller>, batch: &BatchResult) -> CallT
         meta.insert(META_LABELS.into(), json!(first.labels));
     }
     meta.insert(META_BATCH.into(), json!({"batch_id": id, "summary": summary, "results": facts}));
+    if !notes.is_empty() {
+        meta.insert(META_NOTES.into(), json!(notes));
+    }
     answer.meta = Some(meta);
     answer
 }

@@ -2,10 +2,12 @@
 
 use std::sync::{Arc, OnceLock};
 
+#[expect(deprecated, reason = "clients of older revisions ask for it")]
+use rmcp::model::SetLevelRequestParams;
 use rmcp::model::{
-    CallToolRequestParams, CancelTaskParams, CompleteRequestMethod, CompleteRequestParams, CompleteResult,
-    DetailedTask, GetTaskParams, GetTaskResult, Implementation, ListPromptsRequestMethod, ListPromptsResult,
-    ListResourceTemplatesResult, ListResourcesResult, ListToolsResult, PaginatedRequestParams,
+    CallToolRequestParams, CallToolResponse, CancelTaskParams, CompleteRequestMethod, CompleteRequestParams,
+    CompleteResult, DetailedTask, GetTaskParams, GetTaskResult, Implementation, ListPromptsRequestMethod,
+    ListPromptsResult, ListResourceTemplatesResult, ListResourcesResult, ListToolsResult, PaginatedRequestParams,
     ReadResourceRequestParams, ReadResourceResponse, ServerCapabilities, ServerConfig, SubscriptionFilter, TaskPayload,
     Tool, UpdateTaskParams,
 };
@@ -17,6 +19,7 @@ use wieldy_core::{Caller, ExecutionId, Status};
 use super::Shared;
 use super::call::{self, CallResult};
 use super::http_endpoint::SESSION;
+use super::note_messages::{self, LevelWanted};
 use super::peer::{PeerClient, is_modern};
 use super::stdio::OversizedCall;
 use super::{catalogue, follow, resources};
@@ -38,7 +41,9 @@ pub(crate) struct ConnectionHandler {
     shared: Arc<Shared>,
     source: CallerSource,
     /// The caller, known from the first request on.
-    caller: OnceLock<Arc<Caller>>,
+    caller: Arc<OnceLock<Arc<Caller>>>,
+    /// The messages about notes that the client wants.
+    level: LevelWanted,
     /// Cancelled when the client sends no more requests.
     over: CancellationToken,
     _over_at_the_latest: DropGuard,
@@ -46,7 +51,8 @@ pub(crate) struct ConnectionHandler {
 
 impl ConnectionHandler {
     pub(crate) fn new(shared: Arc<Shared>, source: CallerSource, over: CancellationToken) -> Self {
-        Self { shared, source, caller: OnceLock::new(), _over_at_the_latest: over.clone().drop_guard(), over }
+        let (caller, level, _over_at_the_latest) = (Arc::default(), LevelWanted::default(), over.clone().drop_guard());
+        Self { shared, source, caller, level, _over_at_the_latest, over }
     }
 
     /// Returns the caller of a request.
@@ -91,12 +97,14 @@ impl ServerHandler for ConnectionHandler {
     }
 
     fn get_info(&self) -> ServerConfig {
-        let capabilities = ServerCapabilities::builder()
+        let mut capabilities = ServerCapabilities::builder()
             .enable_tools()
             .enable_tool_list_changed()
             .enable_resources()
             .enable_tasks()
             .build();
+        // Required for messages about notes.
+        capabilities.logging = Some(rmcp::model::JsonObject::new());
         let mut info = ServerConfig::new(capabilities);
         info.server_info =
             Implementation::new("wieldy", env!("CARGO_PKG_VERSION")).with_title("wieldy, the tool executor");
@@ -124,12 +132,24 @@ impl ServerHandler for ConnectionHandler {
             let told = &oversized.message;
             return call::refuse_oversized(&self.shared, &caller, &params.name, told, client.is_modern).await;
         }
-        call::answer(&self.shared, &caller, params, &client).await
+        let answered = call::answer(&self.shared, &caller, params, &client).await;
+        // Of a connection of lines, the transport says what was written.
+        if let (CallerSource::OfRequest, Ok(CallToolResponse::Complete(answer))) = (&self.source, &answered) {
+            self.shared.executor.confirm_note_ids(convert::note_ids(answer));
+        }
+        answered
     }
 
     async fn on_initialized(&self, context: NotificationContext<RoleServer>) {
         let mut changes = self.shared.executor.registry().changes();
         let (over, peer) = (self.over.clone(), context.peer);
+        let notes = note_messages::send(
+            self.shared.executor.clone(),
+            peer.clone(),
+            Arc::clone(&self.caller),
+            self.level.clone(),
+        );
+        tokio::spawn(over.clone().run_until_cancelled_owned(notes));
         tokio::spawn(over.run_until_cancelled_owned(async move {
             while changes.changed().await.is_ok() {
                 if peer.notify_tool_list_changed().await.is_err() {
@@ -137,6 +157,17 @@ impl ServerHandler for ConnectionHandler {
                 }
             }
         }));
+    }
+
+    /// A session over HTTP has no level: its messages are few.
+    #[expect(deprecated, reason = "clients of older revisions ask for it")]
+    async fn set_level(
+        &self,
+        request: SetLevelRequestParams,
+        _context: RequestContext<RoleServer>,
+    ) -> Result<(), ErrorData> {
+        self.level.set(request.level);
+        Ok(())
     }
 
     fn accepted_subscription_filter(&self, requested: &SubscriptionFilter) -> Option<SubscriptionFilter> {
@@ -222,6 +253,7 @@ impl ServerHandler for ConnectionHandler {
                 None => {
                     let (result, caller) = (Arc::unwrap_or_clone(result), self.caller(&context)?);
                     let answer = follow::answer_of(&self.shared, &task.tool, &caller, result, is_modern(&context));
+                    self.shared.executor.confirm_note_ids(convert::note_ids(&answer));
                     TaskPayload::Completed { result: convert::object(&answer) }
                 }
             },

@@ -30,7 +30,7 @@ use serde_json::value::RawValue;
 use tokio::runtime::Handle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
-use wieldy_core::Caller;
+use wieldy_core::{Caller, Executor, NoteId};
 
 use super::call::{self, CallResult};
 use super::http_endpoint::{Endpoint, HttpResponse};
@@ -39,6 +39,7 @@ use super::pending::Refused;
 use super::request_options::RequestOptions;
 use super::session::{OpenCall, Session};
 use super::stream::{EndOnDrop, EventSource, EventStream, StreamReader};
+use crate::convert;
 
 /// The time after which a client without a response gets a stream, on which keep-alives can be sent.
 const STREAM_AFTER: Duration = Duration::from_secs(5);
@@ -232,15 +233,15 @@ impl DirectCall {
             () = stream.wait_for_event() => None,
             () = tokio::time::sleep(STREAM_AFTER) => None,
         };
-        let stop = endpoint.stop.clone();
+        let (stop, executor) = (endpoint.stop.clone(), endpoint.shared.executor.clone());
         let reader = match answer {
-            Some(Some(answer)) if !stream.has_events() => return json_response(answer),
+            Some(Some(answer)) if !stream.has_events() => return confirming_response(answer, executor),
             // Messages that came before the response are sent first. A cancelled call gets no response.
             Some(answer) => {
-                stream.end(answer.map(|answer| answer.message).as_ref());
+                end(&stream, answer, executor);
                 StreamReader::new(Arc::clone(&stream), stop, None)
             }
-            None => work.continue_in_task(Arc::clone(&stream), stop),
+            None => work.continue_in_task(Arc::clone(&stream), stop, executor),
         };
         if let Some(session) = session {
             session.store_stream(&stream);
@@ -266,10 +267,15 @@ struct AnswerInProgress<'a> {
 
 impl AnswerInProgress<'_> {
     /// Moves the work to a task of its own, which sends the response on the stream.
-    fn continue_in_task(mut self, stream: Arc<EventStream>, stop: CancellationToken) -> StreamReader {
+    fn continue_in_task(
+        mut self,
+        stream: Arc<EventStream>,
+        stop: CancellationToken,
+        executor: Executor,
+    ) -> StreamReader {
         if let Some(work) = self.work.take() {
             let ending = EndOnDrop(Arc::clone(&stream));
-            self.tracker.spawn(async move { ending.0.end(work.await.map(|answer| answer.message).as_ref()) });
+            self.tracker.spawn(async move { end(&ending.0, work.await, executor) });
         }
         StreamReader::new(stream, stop, self.cancel_on_drop.take())
     }
@@ -301,6 +307,8 @@ impl Drop for AnswerInProgress<'_> {
 struct EncodedAnswer {
     status: StatusCode,
     message: Bytes,
+    /// The notes that the agent gets with it.
+    notes: Vec<NoteId>,
 }
 
 /// Serializes the response to a request.
@@ -318,9 +326,10 @@ fn encode(id: &RequestId, answered: CallResult, is_modern: bool) -> EncodedAnswe
         let whole = ResponseEnvelope { jsonrpc: "2.0", id, result, error };
         serde_json::to_vec(&whole).expect("what MCP's types hold can be written").into()
     }
-    let mut status = StatusCode::OK;
+    let (mut status, mut notes) = (StatusCode::OK, Vec::new());
     let message = match answered {
         Ok(CallToolResponse::Complete(mut result)) => {
+            notes = convert::note_ids(&result);
             if !is_modern {
                 result.result_type = None;
             }
@@ -336,7 +345,30 @@ fn encode(id: &RequestId, answered: CallResult, is_modern: bool) -> EncodedAnswe
             message(id, None::<()>, Some(error))
         }
     };
-    EncodedAnswer { status, message }
+    EncodedAnswer { status, message, notes }
+}
+
+/// Ends a stream with the response, if there is one. Its notes count as delivered once it was read.
+fn end(stream: &EventStream, answer: Option<EncodedAnswer>, executor: Executor) {
+    match answer {
+        Some(EncodedAnswer { message, notes, .. }) if !notes.is_empty() => {
+            stream.end_with(&message, move || executor.confirm_note_ids(notes));
+        }
+        answer => stream.end(answer.map(|answer| answer.message).as_ref()),
+    }
+}
+
+/// Returns the response to a call. Its notes count as delivered once the connection has taken it.
+fn confirming_response(answer: EncodedAnswer, executor: Executor) -> HttpResponse {
+    let EncodedAnswer { status, message, mut notes } = answer;
+    if notes.is_empty() {
+        return json_response(EncodedAnswer { status, message, notes });
+    }
+    let body = Full::new(message).map_frame(move |frame| {
+        executor.confirm_note_ids(std::mem::take(&mut notes));
+        frame
+    });
+    respond(status, JSON, body.boxed())
 }
 
 /// Returns the response to a call.
@@ -352,7 +384,7 @@ fn json_response(answer: EncodedAnswer) -> HttpResponse {
 pub(crate) fn refusal_response(refused: Refused) -> HttpResponse {
     let refused = ServerJsonRpcMessage::from(refused);
     let message = serde_json::to_vec(&refused).expect("what MCP's types hold can be written").into();
-    json_response(EncodedAnswer { status: StatusCode::BAD_REQUEST, message })
+    json_response(EncodedAnswer { status: StatusCode::BAD_REQUEST, message, notes: Vec::new() })
 }
 
 /// Returns an SSE response.

@@ -5,7 +5,7 @@
 //! `call` makes a call of the executor's from each `tools/call`, `follow` follows it to its end or hands it over,
 //! `peer` describes the MCP client, `questions` asks that client's user, and `request_options` reads what a
 //! request asks for. `batch_tool` makes several calls of one. `meta` has our own tools for tools and
-//! calls, `resources` the artifacts. `stdio` is the transport over stdin and stdout, with its pending requests in
+//! calls, `resources` the artifacts, `note_messages` the notes of agents whose time has come. `stdio` is the transport over stdin and stdout, with its pending requests in
 //! `pending`. `http_endpoint` is the HTTP transport, where `http_tools_call` answers calls without the SDK, with
 //! `session`, `stream` and `batch`. The transports check no permissions: every `tools/call` becomes a
 //! [`Call`](wieldy_core::Call), and the executor decides.
@@ -19,6 +19,7 @@ mod handler;
 mod http_endpoint;
 mod http_tools_call;
 mod meta;
+mod note_messages;
 mod peer;
 mod pending;
 mod progress;
@@ -179,7 +180,7 @@ impl Server {
         stop: CancellationToken,
     ) -> Result<(), ServeError> {
         let over = CancellationToken::new();
-        let lines = StdioTransport::new(reader, writer, &self.shared.options, over.clone());
+        let lines = StdioTransport::new(reader, writer, &self.shared, over.clone());
         let who = CallerSource::Known { caller: Box::new(caller), agent };
         let connection = ConnectionHandler::new(Arc::clone(&self.shared), who, over);
         let running = match serve_server_with_ct(connection, lines, stop).await {

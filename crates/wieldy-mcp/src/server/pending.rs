@@ -10,6 +10,9 @@ use rmcp::model::{
     ServerJsonRpcMessage, ServerResult,
 };
 use serde::Serialize;
+use wieldy_core::NoteId;
+
+use crate::convert;
 
 /// A code from JSON-RPC's range for server errors.
 const TOO_MANY: ErrorCode = ErrorCode(-32000);
@@ -55,6 +58,24 @@ pub(crate) enum LineMessages {
 impl OutputLine {
     fn one(message: ServerJsonRpcMessage, answers: Vec<RequestId>) -> Self {
         Self { messages: LineMessages::One(Box::new(message)), answers }
+    }
+}
+
+impl OutputLine {
+    /// Returns the ids of the notes that the agent gets with this line.
+    pub(crate) fn note_ids(&self) -> Vec<NoteId> {
+        let messages = match &self.messages {
+            LineMessages::One(message) => std::slice::from_ref(&**message),
+            LineMessages::Several(messages) => messages,
+        };
+        let answers = messages.iter().filter_map(|message| match message {
+            JsonRpcMessage::Response(response) => match &response.result {
+                ServerResult::CallToolResult(answer) => Some(answer),
+                _ => None,
+            },
+            _ => None,
+        });
+        answers.flat_map(convert::note_ids).collect()
     }
 }
 

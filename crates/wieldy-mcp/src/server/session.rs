@@ -270,6 +270,11 @@ impl ListeningStream {
         must_report
     }
 
+    /// Returns true if no newer stream is open.
+    pub(crate) fn is_newest(&self) -> bool {
+        self.session.lock().listening.last() == Some(&self.number)
+    }
+
     /// Waits until the session is over.
     pub(crate) async fn over(&self) {
         self.session.over.cancelled().await;

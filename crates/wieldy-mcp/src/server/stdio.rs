@@ -18,8 +18,9 @@ use rmcp::{ErrorData, RoleServer};
 use serde_json::{Map, Value};
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio_util::sync::CancellationToken;
+use wieldy_core::Executor;
 
-use super::ServerOptions;
+use super::Shared;
 use super::pending::{OutputLine, PendingRequests, Refused};
 use super::scan::Scan;
 
@@ -46,6 +47,8 @@ pub(crate) struct StdioTransport<R, W> {
     writing_refusals: Option<BoxFuture<'static, io::Result<()>>>,
     pending: Arc<Mutex<PendingRequests>>,
     requests_max: usize,
+    /// The executor, which is told what was handed over.
+    executor: Executor,
 }
 
 /// Marks a call whose message was too long, so that its arguments are unknown.
@@ -63,7 +66,8 @@ enum ReadLine {
 }
 
 impl<R: AsyncRead + Unpin, W: AsyncWrite + Send + Unpin> StdioTransport<R, W> {
-    pub(crate) fn new(read: R, write: W, options: &ServerOptions, over: CancellationToken) -> Self {
+    pub(crate) fn new(read: R, write: W, shared: &Shared, over: CancellationToken) -> Self {
+        let options = &shared.options;
         Self {
             read: BufReader::new(read),
             line: Vec::new(),
@@ -75,6 +79,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Send + Unpin> StdioTransport<R, W> {
             writing_refusals: None,
             pending: Arc::default(),
             requests_max: options.requests_max,
+            executor: shared.executor.clone(),
         }
     }
 
@@ -156,7 +161,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Send + Unpin> StdioTransport<R, W> {
     }
 
     fn write_lines(&self, lines: Vec<OutputLine>) -> impl Future<Output = io::Result<()>> + Send + use<R, W> {
-        let (write, pending) = (Arc::clone(&self.write), Arc::clone(&self.pending));
+        let (write, pending, executor) = (Arc::clone(&self.write), Arc::clone(&self.pending), self.executor.clone());
         async move {
             for line in &lines {
                 let mut bytes = serde_json::to_vec(&line.messages)?;
@@ -170,6 +175,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Send + Unpin> StdioTransport<R, W> {
                 let written = written.await;
                 lock(&pending).written(line);
                 written?;
+                executor.confirm_note_ids(line.note_ids());
             }
             Ok(())
         }

@@ -12,8 +12,10 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
+use wieldy_core::Caller;
 
 use super::Shared;
+use super::note_messages::DueMessages;
 use super::session::{ListeningStream, Session};
 
 /// Maximum number of stored events. The oldest are dropped first, so the response, which is last, stays.
@@ -39,6 +41,8 @@ struct StreamState {
     is_over: bool,
     /// True if the stream was read to its end.
     is_read: bool,
+    /// Called once the last event was read.
+    on_read: Option<Box<dyn FnOnce() + Send>>,
 }
 
 /// The end of a stream.
@@ -58,7 +62,7 @@ impl EventStream {
             let id = session.number();
             (session, id)
         });
-        let state = StreamState { events: VecDeque::new(), first: 1, is_over: false, is_read: false };
+        let state = StreamState { events: VecDeque::new(), first: 1, is_over: false, is_read: false, on_read: None };
         Self { session, state: Mutex::new(state), changed: Notify::new() }
     }
 
@@ -95,6 +99,12 @@ impl EventStream {
         if let Some((session, _)) = &self.session {
             session.drop_old_streams();
         }
+    }
+
+    /// Ends the stream with a response, and calls `on_read` once that was read.
+    pub(crate) fn end_with(&self, answer: &Bytes, on_read: impl FnOnce() + Send + 'static) {
+        self.state().on_read = Some(Box::new(on_read));
+        self.end(Some(answer));
     }
 
     /// Tells if the stream has ended, and if it was read to its end.
@@ -224,12 +234,23 @@ impl EventSource for StreamReader {
             {
                 let mut state = self.stream.state();
                 self.next = self.next.max(state.first);
-                if let Some(event) = state.events.get((self.next - state.first) as usize) {
+                if let Some(event) = state.events.get((self.next - state.first) as usize).cloned() {
                     self.next += 1;
-                    return Some(event.clone());
+                    let is_last = state.is_over && self.next == state.first + state.events.len() as u64;
+                    let on_read = if is_last { state.on_read.take() } else { None };
+                    drop(state);
+                    if let Some(on_read) = on_read {
+                        on_read();
+                    }
+                    return Some(event);
                 }
                 if state.is_over {
                     state.is_read = true;
+                    let on_read = state.on_read.take();
+                    drop(state);
+                    if let Some(on_read) = on_read {
+                        on_read();
+                    }
                     return None;
                 }
             }
@@ -242,9 +263,11 @@ impl EventSource for StreamReader {
     }
 }
 
-/// The stream of server notifications of a session: changes of the tool list.
+/// The stream of server notifications of a session: changes of the tool list, and notes whose time has come.
 pub(crate) struct ToolChanges {
     tools: watch::Receiver<u64>,
+    notes: DueMessages,
+    caller: Arc<Caller>,
     listening: ListeningStream,
     stop: CancellationToken,
 }
@@ -253,7 +276,8 @@ impl ToolChanges {
     pub(crate) fn new(shared: &Shared, session: &Arc<Session>, stop: CancellationToken) -> Self {
         let mut tools = shared.executor.registry().changes();
         let listening = session.listen(*tools.borrow_and_update());
-        Self { tools, listening, stop }
+        let (notes, caller) = (DueMessages::new(&shared.executor), Arc::clone(&session.caller));
+        Self { tools, notes, caller, listening, stop }
     }
 }
 
@@ -268,6 +292,14 @@ impl EventSource for ToolChanges {
             }
             tokio::select! {
                 changed = self.tools.changed() => changed.ok()?,
+                message = self.notes.next(|| Some(Arc::clone(&self.caller))) => {
+                    let params = message?.params;
+                    // Older streams may belong to broken connections.
+                    if self.listening.is_newest() {
+                        let message = json!({"jsonrpc": "2.0", "method": "notifications/message", "params": params});
+                        return Some(format!("data: {message}\n\n").into());
+                    }
+                }
                 () = self.listening.over() => return None,
                 () = self.stop.cancelled() => return None,
                 () = tokio::time::sleep(KEEP_ALIVE) => return Some(Bytes::from_static(ALIVE)),

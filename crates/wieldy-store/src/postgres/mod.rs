@@ -53,6 +53,7 @@ pub(crate) const MIGRATIONS: &[Migration] = migrations!(
     "0006_sandboxes",
     "0007_results",
     "0008_result_words",
+    "0009_notes",
 );
 
 /// The settings of every session. A server that would lose commits is told not to. The timeouts keep a stuck session

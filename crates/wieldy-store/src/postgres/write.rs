@@ -16,6 +16,7 @@ use crate::database::{Database, Value};
 use crate::error::StoreError;
 use crate::failpoint;
 use crate::hash_chain::{Head, StoredResult};
+use crate::notes::NoteChange;
 use crate::projection::{AnswerChange, CallRow, Changeset};
 
 /// The number of lost races after which a writer locks the trail.
@@ -179,6 +180,7 @@ fn try_write(database: &mut Postgres, instance: i64, changeset: &Changeset) -> R
         && changeset.released.is_empty()
         && changeset.entries.is_empty()
         && changeset.sandboxes.is_empty()
+        && changeset.notes.is_empty()
     {
         return send(database, instance, changeset);
     }
@@ -203,8 +205,9 @@ fn send(database: &mut Postgres, instance: i64, changeset: &Changeset) -> Result
     let sql = "INSERT INTO metadata_entries (entry, execution) VALUES (?1, ?2) ON CONFLICT DO NOTHING";
     let entries = changeset.entries.iter().map(|(entry, id)| (sql, vec![Value::Bytes(entry.to_vec()), (*id).into()]));
     let sandboxes = changeset.sandboxes.iter().map(|change| change.statement(instance));
+    let notes = changeset.notes.iter().map(NoteChange::statement);
     let answers = changeset.answers.iter().map(answer_statement);
-    for (sql, values) in answers.chain(released).chain(signed).chain(entries).chain(sandboxes) {
+    for (sql, values) in answers.chain(released).chain(signed).chain(entries).chain(sandboxes).chain(notes) {
         rest.push((database.session.statement(sql).map_err(failed)?, values));
     }
     let columns = Columns::of(changeset);

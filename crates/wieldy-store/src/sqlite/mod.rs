@@ -36,6 +36,7 @@ pub(crate) const MIGRATIONS: &[Migration] = migrations!(
     "0006_sandboxes",
     "0007_results",
     "0008_result_words",
+    "0009_notes",
 );
 
 /// The calls that closed within a part of the trail; the query adds which part.

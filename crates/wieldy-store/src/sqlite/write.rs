@@ -47,6 +47,10 @@ fn put(transaction: &Transaction<'_>, instance: i64, changeset: &Changeset) -> r
         let (sql, values) = change.statement(instance);
         transaction.prepare_cached(sql)?.execute(params_from_iter(&values))?;
     }
+    for change in &changeset.notes {
+        let (sql, values) = change.statement();
+        transaction.prepare_cached(sql)?.execute(params_from_iter(&values))?;
+    }
     let mut result = transaction.prepare_cached("INSERT INTO results (id, result_json) VALUES (?1, ?2)")?;
     for (call, record) in &changeset.results {
         result.execute(params![call, record.result.as_ref().map(StoredResult::json)])?;

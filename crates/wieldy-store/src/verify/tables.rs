@@ -1,10 +1,11 @@
 //! Compares the tables that are made from the trail with it: the rows of calls, recorded results, and counts.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::ChainWalk;
 use crate::database::{Database, Value, one_int};
 use crate::error::StoreError;
+use crate::notes::{NAMES_SQL, NoteChange, NoteRow};
 use crate::projection::CallRow;
 use crate::query::{COLUMNS, parse_row};
 use crate::record_to_row::ResultFacts;
@@ -117,6 +118,56 @@ impl ChainWalk {
                 let found = RowMatch::of(rows.get(&call.id), |_| unchanged.get(&call.id).is_none_or(|row| row == call));
                 self.note_match(call.id, found);
             }
+        }
+        Ok(())
+    }
+
+    /// Applies a record to the pending notes.
+    pub(super) fn apply_to_notes(&mut self, seq: i64, name: &str, data: &str) {
+        for change in NoteChange::parse(seq, name, data) {
+            match change {
+                NoteChange::Left(row) => drop(self.notes.insert(seq, row)),
+                NoteChange::Replaced { scope, name, .. } => {
+                    let is_same = |row: &NoteRow| row.scope == scope && row.replace_name.as_ref() == Some(&name);
+                    let replaced = self.notes.extract_if(.., |_, row| is_same(row));
+                    self.notes_ended.extend(replaced.map(|(_, row)| row.note));
+                }
+                NoteChange::Ended { note } => {
+                    self.notes.retain(|_, row| row.note != note);
+                    self.notes_ended.insert(note);
+                }
+            }
+        }
+    }
+
+    /// Compares the pending notes with the trail. Of a note whose record was dropped, the trail says only if it ended.
+    pub(super) fn compare_notes(&mut self, database: &mut dyn Database) -> Result<(), StoreError> {
+        let mut rows = BTreeMap::new();
+        let sql = "SELECT id, note, owner, scope, replace_name, data FROM notes";
+        database.query(sql, &[], &mut |row| {
+            let text = |column| row.text(column).map(str::to_owned);
+            let (id, note, owner, scope) = (row.int(0)?, text(1)?, text(2)?, text(3)?);
+            let replace_name = row.text_or_none(4)?.map(str::to_owned);
+            rows.insert(id, NoteRow { id, note, owner, scope, replace_name, data: text(5)? });
+            Ok(())
+        })?;
+        // Records after the end of this walk may have changed the table meanwhile.
+        let newer = format!("SELECT count(*) FROM events WHERE seq > ?1 AND name IN {NAMES_SQL}");
+        if one_int(database, &newer, &[self.end.seq.into()])? != Some(0) {
+            return Ok(());
+        }
+        let (dropped, later) = (self.dropped_seq, rows.split_off(&(self.dropped_seq + 1)));
+        if let Some((id, _)) = rows.iter().find(|(_, row)| self.notes_ended.contains(&row.note)) {
+            self.problem((*id).max(dropped + 1), "its note in `notes` has ended");
+        }
+        let expected = std::mem::take(&mut self.notes);
+        for (id, row) in &later {
+            if expected.get(id) != Some(row) {
+                self.problem(*id, "no pending note of the trail is as its row in `notes`");
+            }
+        }
+        if let Some(id) = expected.keys().find(|id| !later.contains_key(id)).copied() {
+            self.problem(id, "its note has no row in `notes`");
         }
         Ok(())
     }

@@ -19,6 +19,8 @@ mod kill;
 mod large;
 mod lost_confirmations;
 mod metadata;
+mod notes;
+mod notes_kill;
 mod outage;
 mod paths;
 mod recovery;

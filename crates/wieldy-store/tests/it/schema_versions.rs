@@ -31,10 +31,10 @@ async fn tables_go_down_and_up_again(history: TestHistory) {
 async fn a_newer_schema_is_refused(history: TestHistory) {
     history.store();
     match history.address {
-        Address::Sqlite(_) => history.sql("PRAGMA user_version = 9"),
-        _ => history.sql("UPDATE version SET version = 9"),
+        Address::Sqlite(_) => history.sql("PRAGMA user_version = 10"),
+        _ => history.sql("UPDATE version SET version = 10"),
     };
-    assert_eq!(Store::open(&history.address).err(), Some(StoreError::Newer { found: 9, known: 8 }));
+    assert_eq!(Store::open(&history.address).err(), Some(StoreError::Newer { found: 10, known: 9 }));
 }
 
 async fn programs_that_start_at_once_make_the_tables_once(history: TestHistory) {

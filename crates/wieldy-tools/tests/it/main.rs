@@ -11,6 +11,7 @@ mod edit;
 mod guard;
 mod look;
 mod names;
+mod notes;
 mod order;
 mod query;
 mod read;

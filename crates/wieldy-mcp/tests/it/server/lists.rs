@@ -187,7 +187,7 @@ async fn a_client_of_the_newest_revision_gets_changes_on_its_subscription() {
 async fn unsupported_features_answer_method_not_found() {
     let world = World::new([Puppet::reading("echo", Act::Echo)]);
     let mut wire = Wire::new(&world.executor).initialized("2025-11-25", json!({})).await;
-    for (id, method) in ["prompts/list", "logging/setLevel", "completion/complete"].into_iter().enumerate() {
+    for (id, method) in ["prompts/list", "completion/complete"].into_iter().enumerate() {
         let params = json!({"level": "info", "ref": {"type": "ref/prompt", "name": "a"}, "argument": {"name": "b", "value": ""}});
         let told = wire.ask(id + 1, method, params).await;
         assert_eq!(told, json!({"jsonrpc": "2.0", "id": id + 1, "error": {"code": -32601, "message": method}}));

@@ -9,6 +9,7 @@ mod hostile_http;
 mod http;
 mod lists;
 mod long;
+mod notes;
 mod request_options;
 mod resources;
 mod revisions;
@@ -84,6 +85,13 @@ impl Wire {
     /// Calls a tool and returns the response without the execution id.
     pub(crate) async fn call(&mut self, id: impl Into<Value>, tool: &str, arguments: Value) -> Value {
         shown(self.ask(id, "tools/call", json!({"name": tool, "arguments": arguments})).await)
+    }
+
+    /// Sends a message and reads nothing any more, so that no answer can be written.
+    async fn abandon(mut self, message: &Value) {
+        self.send(message).await;
+        let _ = self.write.take();
+        drop(self.lines);
     }
 
     /// Closes our end, waits for the server to end, and returns the remaining messages.

@@ -63,6 +63,7 @@ async fn a_client_of_the_newest_revision_needs_no_handshake() {
             "supportedVersions": ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28"],
             "capabilities": {
                 "extensions": {"io.modelcontextprotocol/tasks": {}},
+                "logging": {},
                 "resources": {},
                 "tools": {"listChanged": true},
             },

@@ -27,7 +27,7 @@ impl Events {
     }
 
     /// Returns the id and message of the next event, or `None` at the end.
-    async fn next(&mut self) -> Option<(String, Value)> {
+    pub(super) async fn next(&mut self) -> Option<(String, Value)> {
         loop {
             if let Some((event, rest)) = self.text.split_once("\n\n") {
                 let field = |name: &str| event.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
@@ -52,7 +52,7 @@ impl Events {
 }
 
 /// Opens the stream of a session, after the event `last`.
-async fn get(door: &Door, session: &str, last: Option<&str>) -> Events {
+pub(super) async fn get(door: &Door, session: &str, last: Option<&str>) -> Events {
     let mut request = Client::new().get(door.url()).bearer_auth("token-ada").header("mcp-session-id", session);
     if let Some(last) = last {
         request = request.header("last-event-id", last);
@@ -66,7 +66,7 @@ async fn delete(door: &Door, session: &str) {
 }
 
 /// Waits until a condition holds.
-async fn until(what: &str, is_so: impl Fn() -> bool) {
+pub(super) async fn until(what: &str, is_so: impl Fn() -> bool) {
     for _ in 0..2000 {
         if is_so() {
             return;
