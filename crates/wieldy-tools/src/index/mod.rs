@@ -23,6 +23,7 @@
 //! | `snapshot` | the file on disk |
 
 mod entry;
+pub(crate) mod needs;
 mod pass;
 mod reading;
 mod snapshot;
