@@ -11,6 +11,8 @@ use crate::index::words::{is_word_char, parts, runs};
 /// The usual constants of BM25.
 const K1: f64 = 1.2;
 const B: f64 = 0.75;
+/// Shorter pieces count as having so many words: that a one-liner is short says little about it.
+const PIECE_WORDS_MIN: u32 = 24;
 /// The weight of the length of a file, in the choice of files. A long file may have the one piece that counts.
 const FILE_B: f64 = 0.3;
 /// The number of files whose pieces are compared.
@@ -252,7 +254,7 @@ fn score_pieces(
             piece,
             symbol,
             counts,
-            words,
+            words: words.max(PIECE_WORDS_MIN),
             in_name,
             in_path,
             weight,

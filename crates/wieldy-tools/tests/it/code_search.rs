@@ -37,15 +37,61 @@ fn places(answer: &Value) -> Vec<String> {
 #[tokio::test]
 async fn a_name_is_found_in_code_first_then_in_tests_and_foreign_code() {
     let world = project();
-    let result = world.call("search_code", json!({"query": "readFolder", "context": 1})).await;
-    insta::assert_snapshot!(whole(&result), @"");
+    insta::assert_snapshot!(world.text("search_code", json!({"query": "readFolder", "context": 1})).await, @r#"
+    src/walk.rs
+    2-
+    3:pub fn readFolder(path: &str) -> u32 {
+    4-    let depth = 1;
+    tests/walk.rs
+    1-fn walks() {
+    2:    readFolder(".");
+    3-}
+    vendor/other.rs
+    1:fn readFolder() {}
+    "#);
 }
 
 #[tokio::test]
 async fn words_are_ranked_and_found_as_parts_of_names() {
     let world = project();
-    let result = world.call("search_code", json!({"query": "reading a folder", "context": 0, "limit": 2})).await;
-    insta::assert_snapshot!(whole(&result), @"");
+    let result = world.call("search_code", json!({"query": "reading a folder", "context": 0, "limit": 1})).await;
+    insta::assert_snapshot!(whole(&result), @r#"
+    {
+      "status": "success",
+      "content": [
+        "src/walk.rs:1-6\n3-pub fn readFolder(path: &str) -> u32 {\n[1 of 4 finds; `cursor` \"1\" shows the next]"
+      ],
+      "structured": {
+        "results": [
+          {
+            "path": "src/walk.rs",
+            "line": 1,
+            "end_line": 6,
+            "text": "pub fn readFolder(path: &str) -> u32 {",
+            "text_line": 3,
+            "score": 0.5,
+            "matched": [
+              "reading",
+              "folder"
+            ]
+          }
+        ],
+        "mode": "words",
+        "total": 4,
+        "index": {
+          "files": 6,
+          "indexed": 6,
+          "skipped": {
+            "binary": 1
+          },
+          "complete": true
+        },
+        "cursor": "1"
+      },
+      "partial": false,
+      "error": null
+    }
+    "#);
 }
 
 #[tokio::test]
@@ -103,8 +149,14 @@ async fn a_search_can_be_narrowed() {
 #[tokio::test]
 async fn bad_arguments_are_refused_with_what_to_do() {
     let world = project();
-    insta::assert_snapshot!(world.refusal("search_code", json!({"query": "x", "scope": "scr"})).await, @"");
-    insta::assert_snapshot!(world.refusal("search_code", json!({"query": "x", "cursor": "-1"})).await, @"");
+    insta::assert_snapshot!(world.refusal("search_code", json!({"query": "x", "scope": "scr"})).await, @"
+    E3302: there is no `scr`
+    (look for it with `Glob`, such as `**/name*`, or with `List`)
+    ");
+    insta::assert_snapshot!(world.refusal("search_code", json!({"query": "x", "cursor": "-1"})).await, @"
+    E3303: `-1` is not a cursor of this tool
+    (leave it out, or give the `cursor` of the answer before, with the same query)
+    ");
     let message = world.refusal("search_code", json!({"query": "a(b", "mode": "regex"})).await;
     assert!(message.starts_with("E3303: the pattern is not a regular expression"), "{message}");
     let outside = world.refusal("search_code", json!({"query": "x", "scope": "../outside"})).await;
