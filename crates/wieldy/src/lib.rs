@@ -79,10 +79,13 @@ pub fn builder_with(
 
 /// Does the same as [`builder`], with all options of the built-in tools.
 pub fn builder_of(workspace: &Path, options: BuiltinOptions) -> Result<ExecutorBuilder, WorkspaceError> {
+    let own = options.state.clone();
     let tools = builtin_tools(workspace, options)?;
     let mut builder =
         Executor::builder().tools(tools).sandbox(Unconfined::default()).sandbox(Native::new(NativeOptions::default()));
     builder.workspace = absolute(workspace);
+    // No tool may see the state, wherever it is.
+    builder.files.own.extend(own.iter().map(|state| absolute(state)));
     builder.machine = machine();
     Ok(builder)
 }
