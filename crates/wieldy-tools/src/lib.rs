@@ -14,6 +14,13 @@
 //! | --- | --- |
 //! | `notify_self`, `when` | the tool that leaves notes; points in time as models write them |
 //!
+//! | modules of `code` | do |
+//! | --- | --- |
+//! | `search` | the tool `search_code` |
+//! | `lines`, `ranked`, `blocks`, `places` | search by text and by words; pieces of files; tests and foreign code |
+//!
+//! The module `index` holds words and syntax trees of files, compared with the files before each answer.
+//!
 //! | modules of `shell` | do |
 //! | --- | --- |
 //! | `bash`, `build`, `command`, `attached`, `process_tools`, `state` | one tool or a family of tools each |
@@ -24,10 +31,14 @@ use std::sync::Arc;
 
 use wieldy_core::SharedTool;
 
+pub mod code;
 pub mod files;
+#[allow(dead_code, reason = "each tool that asks the index uses another part of it")]
+mod index;
 pub mod notes;
 pub mod shell;
 
+pub use code::{CodeOptions, code_tools};
 pub use files::{Workspace, WorkspaceError};
 pub use notes::NotifySelf;
 pub use shell::{Bash, CommandTool};

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use wieldy::{
-    Backoff, BreakerPolicy, ExecutorBuilder, Level, Limits, NativeOptions, Owners, Per, Plan, RateKind, ResourceLimits,
-    ResultRecording, RetryPolicy,
+    Backoff, BreakerPolicy, CodeOptions, ExecutorBuilder, Level, Limits, NativeOptions, Owners, Per, Plan, RateKind,
+    ResourceLimits, ResultRecording, RetryPolicy,
 };
 use wieldy_mcp::server::ServerOptions;
 
@@ -53,6 +53,7 @@ section! {
         history: FileHistory,
         threads: FileThreads,
         shell: FileShell,
+        code: FileCode,
         tools: FileTools,
         mcp: FileMcp,
         serve: FileServe,
@@ -200,6 +201,10 @@ section! {
     /// The variables of this process's environment that programs get.
     FileShell {
         environment: Vec<String>,
+    }
+    /// The index of the code tools.
+    FileCode {
+        fresh: Time,
     }
     /// The places of the user's own tools.
     FileTools {
@@ -429,6 +434,7 @@ impl FileConfig {
             history: Some(FileHistory::defaults()),
             threads: Some(FileThreads { projects: Some(BTreeMap::new()) }),
             shell: Some(FileShell { environment: Some(ENVIRONMENT.map(str::to_owned).to_vec()) }),
+            code: Some(FileCode { fresh: Some(Time(CodeOptions::default().fresh)) }),
             tools: Some(FileTools { manifests: Some(Vec::new()) }),
             mcp: Some(FileMcp::defaults()),
             serve: Some(FileServe::defaults()),

@@ -32,7 +32,8 @@ use std::time::Duration;
 
 use anyhow::Context;
 use wieldy::{
-    Backoff, BreakerPolicy, Level, Limits, Network, Owners, Plan, Rate, ResourceLimits, RetryPolicy, ToolLimits,
+    Backoff, BreakerPolicy, CodeOptions, Level, Limits, Network, Owners, Plan, Rate, ResourceLimits, RetryPolicy,
+    ToolLimits,
 };
 
 use crate::exit::Failure;
@@ -102,6 +103,7 @@ pub(crate) struct Config {
     pub(crate) plans: BTreeMap<String, Plan>,
     /// The names of the variables that programs get.
     pub(crate) shell_environment: Vec<String>,
+    pub(crate) code: CodeOptions,
     pub(crate) manifests: Vec<PathBuf>,
     pub(crate) mcp: McpConfig,
     pub(crate) serve: ServeConfig,
@@ -346,6 +348,7 @@ impl Config {
             confirmation_timeout: time(file.confirm.and_then(|confirm| confirm.timeout)),
             plans: plans.iter().map(|(name, limits)| (name.clone(), plans::plan(limits))).collect(),
             shell_environment: file.shell.and_then(|shell| shell.environment).expect(SET),
+            code: CodeOptions { fresh: time(file.code.and_then(|code| code.fresh)) },
             manifests: file.tools.and_then(|tools| tools.manifests).expect(SET),
             mcp,
             serve,

@@ -62,6 +62,12 @@ impl Workspace {
             straight => straight.to_owned(),
         })
     }
+
+    /// Returns the usual spelling of this argument, if it is a path with another one.
+    pub(crate) fn respell_argument(&self, arguments: &Value, name: &str) -> Vec<(String, String)> {
+        let path = arguments.get(name).and_then(Value::as_str).and_then(|text| self.respelled(text));
+        path.map(|path| (name.to_owned(), path)).into_iter().collect()
+    }
 }
 
 /// Returns an absolute path below one of the roots relative to it. Looks at no file.
