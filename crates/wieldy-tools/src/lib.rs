@@ -20,6 +20,8 @@ use std::sync::Arc;
 
 use wieldy_core::SharedTool;
 
+#[cfg(feature = "code")]
+mod code;
 pub mod files;
 pub mod shell;
 
