@@ -23,6 +23,8 @@ use wieldy_core::SharedTool;
 #[cfg(feature = "code")]
 mod code;
 pub mod files;
+#[allow(dead_code, reason = "each tool that asks the index uses another part of it")]
+mod index;
 pub mod shell;
 
 pub use files::{Workspace, WorkspaceError};

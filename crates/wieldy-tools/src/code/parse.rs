@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
+use tokio_util::sync::CancellationToken;
 use tree_sitter::{ParseOptions, ParseState, Parser, Tree};
 
 use super::language::Language;
@@ -26,12 +27,17 @@ thread_local! {
 }
 
 /// Returns the tree of a file. It depends on nothing but the bytes.
-pub(crate) fn extract(language: Language, text: &[u8], time_max: Duration) -> Result<FileTree, NoTree> {
+pub(crate) fn extract(
+    language: Language,
+    text: &[u8],
+    time_max: Duration,
+    stop: &CancellationToken,
+) -> Result<FileTree, NoTree> {
     if text.len() > FILE_BYTES_MAX {
         return Err(NoTree::Large);
     }
     let rules = rules(language);
-    let tree = PARSER.with_borrow_mut(|parser| parse(parser, rules.grammar(), text, time_max))?;
+    let tree = PARSER.with_borrow_mut(|parser| parse(parser, rules.grammar(), text, time_max, stop))?;
     Ok(walker::walk(language, rules, &tree, text))
 }
 
@@ -40,6 +46,7 @@ fn parse(
     grammar: &tree_sitter::Language,
     text: &[u8],
     time_max: Duration,
+    stop: &CancellationToken,
 ) -> Result<Tree, NoTree> {
     // Both fail only for a grammar of another version, which the tests of each language would show.
     parser.set_language(grammar).map_err(|_| NoTree::Slow)?;
@@ -47,12 +54,14 @@ fn parse(
     let (start, mut asks) = (thread_time(), 0_u32);
     let mut within_budget = |_: &ParseState| {
         asks = asks.wrapping_add(1);
-        let late = asks.is_multiple_of(ASKS_PER_LOOK) && thread_time().saturating_sub(start) > time_max;
+        let looks = asks.is_multiple_of(ASKS_PER_LOOK);
+        let late = looks && (stop.is_cancelled() || thread_time().saturating_sub(start) > time_max);
         if late { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
     let options = ParseOptions::new().progress_callback(&mut within_budget);
     let mut read = |at: usize, _| text.get(at..).unwrap_or_default();
-    parser.parse_with_options(&mut read, None, Some(options)).ok_or(NoTree::Slow)
+    let parsed = parser.parse_with_options(&mut read, None, Some(options));
+    parsed.ok_or(if stop.is_cancelled() { NoTree::Stopped } else { NoTree::Slow })
 }
 
 /// Returns the processor time of this thread.

@@ -4,6 +4,8 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
+use tokio_util::sync::CancellationToken;
+
 use super::language::Language;
 use super::parse::{FILE_BYTES_MAX, extract};
 use super::tree::{FileTree, NoTree};
@@ -42,7 +44,7 @@ fn shown(tree: &FileTree) -> String {
 }
 
 fn tree_of(language: Language, sample: &str) -> FileTree {
-    extract(language, sample.as_bytes(), PATIENT).expect("it is small")
+    extract(language, sample.as_bytes(), PATIENT, &CancellationToken::new()).expect("it is small")
 }
 
 macro_rules! samples {

@@ -159,4 +159,6 @@ pub(crate) enum NoTree {
     Slow,
     /// The file is larger than [`super::parse::FILE_BYTES_MAX`].
     Large,
+    /// The call was stopped.
+    Stopped,
 }
