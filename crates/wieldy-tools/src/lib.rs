@@ -21,7 +21,7 @@ use std::sync::Arc;
 use wieldy_core::SharedTool;
 
 #[cfg(feature = "code")]
-mod code;
+pub mod code;
 pub mod files;
 #[allow(dead_code, reason = "each tool that asks the index uses another part of it")]
 mod index;
@@ -43,5 +43,16 @@ pub fn file_tools(workspace: Arc<Workspace>) -> Vec<SharedTool> {
         Arc::new(Glob::new(workspace.clone())),
         Arc::new(QueryVfs::new(workspace)),
         Arc::new(GetArtifact),
+    ]
+}
+
+/// Returns the tools that answer questions about code.
+#[cfg(feature = "code")]
+pub fn code_tools(code: Arc<code::Code>) -> Vec<SharedTool> {
+    use code::{FindDefinition, FindReferences, GetRepoMap};
+    vec![
+        Arc::new(FindDefinition::new(code.clone())),
+        Arc::new(FindReferences::new(code.clone())),
+        Arc::new(GetRepoMap::new(code)),
     ]
 }

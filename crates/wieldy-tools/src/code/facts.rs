@@ -6,6 +6,7 @@ use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
 use super::language::Language;
+use super::map::MapMemory;
 use super::parse::{PARSE_TIME_MAX, extract};
 use super::tree::{Definition, FileTree, Import, NoTree, Occurrence};
 use crate::files::Workspace;
@@ -37,12 +38,13 @@ impl FileFacts for FileTree {
 pub struct Code {
     pub(crate) workspace: Arc<Workspace>,
     pub(crate) index: Index<FileTree>,
+    pub(super) memory: MapMemory,
 }
 
 impl Code {
     /// Creates the index of a workspace's code. With a state folder, it keeps snapshots there.
     pub fn new(workspace: Arc<Workspace>, state_folder: Option<PathBuf>) -> Self {
         let index = Index::new(workspace.clone(), state_folder, IndexOptions::new("code"));
-        Self { workspace, index }
+        Self { workspace, index, memory: MapMemory::default() }
     }
 }

@@ -3,6 +3,8 @@
 mod agreed;
 mod artifact;
 mod background;
+#[cfg(feature = "code")]
+mod code;
 mod command_lines;
 mod confinement;
 mod custody;
