@@ -10,6 +10,13 @@
 //! | `save`, `stale`, `text`, `replace`, `diff` | atomic writes; read marks; encodings; exact replacement; diffs |
 //! | `walk`, `pattern`, `matches` | folders in order; bounded regular expressions; matching lines within limits |
 //!
+//! | modules of `code` | do |
+//! | --- | --- |
+//! | `search` | the tool `search_code` |
+//! | `lines`, `ranked`, `blocks`, `places` | search by text and by words; pieces of files; tests and foreign code |
+//!
+//! The module `index` holds words and syntax trees of files, compared with the files before each answer.
+//!
 //! | modules of `shell` | do |
 //! | --- | --- |
 //! | `bash`, `build`, `command`, `attached`, `process_tools`, `state` | one tool or a family of tools each |
@@ -20,13 +27,13 @@ use std::sync::Arc;
 
 use wieldy_core::SharedTool;
 
-#[cfg(feature = "code")]
 pub mod code;
 pub mod files;
 #[allow(dead_code, reason = "each tool that asks the index uses another part of it")]
 mod index;
 pub mod shell;
 
+pub use code::{CodeOptions, code_tools};
 pub use files::{Workspace, WorkspaceError};
 pub use shell::{Bash, CommandTool};
 
@@ -43,16 +50,5 @@ pub fn file_tools(workspace: Arc<Workspace>) -> Vec<SharedTool> {
         Arc::new(Glob::new(workspace.clone())),
         Arc::new(QueryVfs::new(workspace)),
         Arc::new(GetArtifact),
-    ]
-}
-
-/// Returns the tools that answer questions about code.
-#[cfg(feature = "code")]
-pub fn code_tools(code: Arc<code::Code>) -> Vec<SharedTool> {
-    use code::{FindDefinition, FindReferences, GetRepoMap};
-    vec![
-        Arc::new(FindDefinition::new(code.clone())),
-        Arc::new(FindReferences::new(code.clone())),
-        Arc::new(GetRepoMap::new(code)),
     ]
 }

@@ -188,10 +188,9 @@ impl Symbol {
         let mut around = module_names(path);
         around.extend(inner.into_iter().map(str::to_owned));
         let owners = self.owners.iter().filter(|owner| !matches!(owner.as_str(), "crate" | "self" | "super"));
-        let owners: Vec<&String> = owners.collect();
         // Names between may be missing: `tools::Read` is `tools::files::Read` by a re-export.
         let mut around = around.iter();
-        owners.iter().all(|owner| around.any(|name| name == *owner))
+        owners.into_iter().all(|owner| around.any(|name| name == owner))
     }
 }
 
@@ -203,21 +202,6 @@ pub(super) fn module_names(path: &Path) -> Vec<String> {
         names.pop();
     }
     names
-}
-
-/// Returns true if a path looks like that of tests or their data.
-pub(super) fn is_test(path: &Path) -> bool {
-    let folders = ["test", "tests", "testing", "spec", "specs", "__tests__", "testdata", "fixtures", "benches"];
-    let in_folder = path.parent().is_some_and(|parent| {
-        parent.components().any(|part| folders.iter().any(|folder| part.as_os_str().eq_ignore_ascii_case(folder)))
-    });
-    let stem = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
-    let stem = stem.split('.').collect::<Vec<_>>();
-    in_folder
-        || stem.iter().skip(1).any(|part| matches!(*part, "test" | "spec"))
-        || stem.first().is_some_and(|stem| {
-            stem.starts_with("test_") || stem.ends_with("_test") || stem.ends_with("_tests") || *stem == "tests"
-        })
 }
 
 /// Returns the number of folders that two paths share at their beginning.
@@ -268,16 +252,6 @@ mod tests {
             ("+", None),
         ] {
             assert_eq!(read(text), expected, "{text:?}");
-        }
-    }
-
-    #[test]
-    fn tests_are_told_by_folder_and_file() {
-        for path in ["tests/a.py", "a/__tests__/x.js", "src/a_test.go", "test_a.py", "a.spec.ts", "src/code/tests.rs"] {
-            assert!(is_test(Path::new(path)), "{path}");
-        }
-        for path in ["src/contest.rs", "a/latest.py", "testing.md", "src/attest/a.rs"] {
-            assert!(!is_test(Path::new(path)), "{path}");
         }
     }
 }

@@ -10,9 +10,10 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use wieldy_core::{Confinement, Outcome, Run, RunError, Tool, ToolSpec};
 
-use super::asking::{Question, Symbol, answer, declared, is_test, lines_of, nearness};
+use super::asking::{Question, Symbol, answer, declared, lines_of, nearness};
 use super::facts::Code;
 use super::modules::Modules;
+use super::places::is_test;
 use super::tree::{Definition, FileTree, Kind};
 use crate::files::FileError;
 use crate::index::FileId;

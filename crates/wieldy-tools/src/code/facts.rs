@@ -1,16 +1,23 @@
 //! Trees as facts of the index, and [`Code`], which the code tools share.
 
-use std::path::{Path, PathBuf};
+use std::collections::HashMap;
+use std::path::Path;
 use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
 
+use super::CodeIndex;
+use super::blocks::Block;
+use super::grading::last_name;
 use super::language::Language;
 use super::map::MapMemory;
 use super::parse::{PARSE_TIME_MAX, extract};
-use super::tree::{Definition, FileTree, Import, NoTree, Occurrence};
+use super::tree::{Definition, FileTree, Import, Kind, NoTree, Occurrence};
 use crate::files::Workspace;
-use crate::index::{FileFacts, Index, IndexOptions, SkipReason};
+use crate::index::{FileFacts, SkipReason};
+
+/// Maximum number of definitions around each other that an outline shows.
+const DEPTH_MAX: usize = 64;
 
 impl FileFacts for FileTree {
     const FORM: u32 = 1;
@@ -34,17 +41,67 @@ impl FileFacts for FileTree {
     }
 }
 
-/// The code of a workspace: the index of its files, which all code tools share.
+impl FileTree {
+    /// Returns the definitions of the file for ranked search and for the places of finds, sorted by their first line.
+    pub(crate) fn blocks(&self) -> Vec<Block> {
+        let mut blocks: Vec<Block> = self.definitions.iter().map(|one| self.block(one)).collect();
+        blocks.sort_by_key(|block| (block.line, std::cmp::Reverse(block.end_line)));
+        blocks
+    }
+
+    /// Returns the definition that each definition is a member of: the one around it, or its type in the same file.
+    pub(crate) fn arounds(&self) -> Vec<Option<usize>> {
+        let mut types: HashMap<&str, usize> = HashMap::new();
+        for (index, one) in self.definitions.iter().enumerate() {
+            if matches!(one.kind, Kind::Class | Kind::Struct | Kind::Enum | Kind::Trait | Kind::Type) {
+                types.entry(&one.name).or_insert(index);
+            }
+        }
+        let around = |(index, one): (usize, &Definition)| {
+            let by_name = || types.get(last_name(one.container.as_deref()?)).copied().filter(|around| *around != index);
+            let parent = one.parent.map(|parent| parent as usize).filter(|parent| *parent < index);
+            match parent {
+                Some(parent) if self.definitions[parent].kind != Kind::Module => Some(parent),
+                _ => by_name().or(parent),
+            }
+        };
+        let mut arounds: Vec<Option<usize>> = self.definitions.iter().enumerate().map(around).collect();
+        // Two types that claim to be each other's members would be a circle.
+        for index in 0..arounds.len() {
+            let (mut at, mut steps) = (arounds[index], 0);
+            while let Some(next) = at {
+                steps += 1;
+                if next == index || steps > DEPTH_MAX {
+                    arounds[index] = None;
+                    break;
+                }
+                at = arounds[next];
+            }
+        }
+        arounds
+    }
+
+    fn block(&self, one: &Definition) -> Block {
+        let symbol = match &one.container {
+            Some(container) => format!("{container}{}{}", self.language.separator(), one.name),
+            None => one.name.to_string(),
+        };
+        // Documentation belongs to the definition, before it or at the beginning of its body.
+        let line = one.doc.map_or(one.start_line, |(first, _)| first.min(one.start_line));
+        Block { symbol, kind: one.kind.name(), line, end_line: one.end_line }
+    }
+}
+
+/// The code of a workspace, which the tools that ask its trees share.
 pub struct Code {
     pub(crate) workspace: Arc<Workspace>,
-    pub(crate) index: Index<FileTree>,
+    pub(crate) index: Arc<CodeIndex>,
     pub(super) memory: MapMemory,
 }
 
 impl Code {
-    /// Creates the index of a workspace's code. With a state folder, it keeps snapshots there.
-    pub fn new(workspace: Arc<Workspace>, state_folder: Option<PathBuf>) -> Self {
-        let index = Index::new(workspace.clone(), state_folder, IndexOptions::new("code"));
+    /// Creates the code of a workspace.
+    pub(crate) fn new(workspace: Arc<Workspace>, index: Arc<CodeIndex>) -> Self {
         Self { workspace, index, memory: MapMemory::default() }
     }
 }

@@ -100,6 +100,8 @@ pub(super) struct FileGrades<'a> {
     imports: HashMap<&'a str, Lead>,
     /// The lead of imports of all names of a module.
     glob: Option<Lead>,
+    /// True if the file imports all names of a wanted definition's type: `use Kind::*`.
+    has_members: bool,
     /// True if the file defines a wanted definition's type itself.
     has_container: bool,
 }
@@ -129,6 +131,7 @@ impl<'a> FileGrades<'a> {
             tree,
             imports: HashMap::new(),
             glob: None,
+            has_members: false,
             has_container: tree.definitions.iter().any(|one| targets.containers.contains(&*one.name)),
         };
         for import in &tree.imports {
@@ -136,6 +139,8 @@ impl<'a> FileGrades<'a> {
             if is_of_name || targets.containers.contains(&*import.local) {
                 let lead = grades.lead(import);
                 grades.imports.insert(&import.local, lead);
+            } else if &*import.local == "*" && targets.containers.contains(last_name(&import.module)) {
+                grades.has_members |= grades.lead(import) == Lead::Wanted;
             } else if &*import.local == "*" && !targets.files.contains(&id) && grades.glob != Some(Lead::Wanted) {
                 let lead = grades.lead(import);
                 grades.glob = Some(lead);
@@ -161,6 +166,13 @@ impl<'a> FileGrades<'a> {
         let renamed = |import: &&'a Import| *import.original == *name && *import.local != *name;
         let wanted = self.tree.imports.iter().filter(renamed).map(|import| &*import.local);
         wanted.filter(|local| self.imports.get(local) == Some(&Lead::Wanted)).collect()
+    }
+
+    /// Returns other names under which the file passes the wanted definition on.
+    pub(super) fn passed_on(&self, name: &str) -> Vec<&'a str> {
+        let aliases = self.aliases(name);
+        let passes = |import: &&'a Import| import.reexport && aliases.contains(&&*import.local);
+        self.tree.imports.iter().filter(passes).map(|import| &*import.local).collect()
     }
 
     /// Returns how sure it is that an occurrence is of a wanted definition, and `None` if it is of another one.
@@ -206,7 +218,7 @@ impl<'a> FileGrades<'a> {
             return Lead::Wanted;
         }
         if !self.targets.is_bare {
-            return Lead::Unknown;
+            return if self.has_members { Lead::Wanted } else { Lead::Unknown };
         }
         if self.targets.others.contains(&self.id) {
             let top = self.tree.definitions.iter().any(|one| *one.name == *name && one.container.is_none());

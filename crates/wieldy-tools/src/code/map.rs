@@ -9,9 +9,10 @@ use serde::Deserialize;
 use serde_json::json;
 use wieldy_core::{Confinement, Outcome, Run, RunError, Tool, ToolSpec};
 
-use super::asking::{Question, answer, declared, is_test};
+use super::asking::{Question, answer, declared};
 use super::facts::Code;
 use super::grading::last_name;
+use super::places::is_test;
 use super::rank::{Graph, Node, Ranks, is_listed};
 use crate::files::FileError;
 use crate::index::FileId;
@@ -166,7 +167,7 @@ fn mapped(question: &Question<'_>) -> Arc<Mapped> {
     let all: Vec<FileId> = question.view.files().map(|(id, _)| id).collect();
     let trees = question.trees(&all);
     let files = trees.iter().map(|(id, _)| *id).collect();
-    let nodes = trees.into_iter().map(|(id, tree)| Node { tree, is_test: is_test(question.path(id)) }).collect();
+    let nodes = trees.into_iter().map(|(id, tree)| Node::new(tree, is_test(question.path(id)))).collect();
     let mapped = Arc::new(Mapped { graph: Graph::new(nodes), files });
     // A graph of a view whose files were not all read would be given for the whole.
     if question.view.state().complete {
@@ -323,13 +324,7 @@ impl<'a> Drawing<'a> {
 
     /// Returns the definition that a definition is shown below: around it, or its type in the same file.
     fn around(&self, node: usize, index: usize) -> Option<usize> {
-        let tree = &self.mapped.graph.nodes[node].tree;
-        let own = &tree.definitions[index];
-        let parent = own.parent.map(|parent| parent as usize);
-        parent.or_else(|| {
-            let name = last_name(own.container.as_deref()?);
-            tree.definitions.iter().position(|one| *one.name == *name && one.container.as_deref() != Some(name))
-        })
+        self.mapped.graph.nodes[node].around[index]
     }
 
     fn header(&self, node: usize) -> String {

@@ -21,6 +21,16 @@ const FOCUS: f64 = 10.0;
 pub(super) struct Node {
     pub(super) tree: Arc<FileTree>,
     pub(super) is_test: bool,
+    /// The definition that each definition is a member of.
+    pub(super) around: Vec<Option<usize>>,
+}
+
+impl Node {
+    /// Creates the node of a file.
+    pub(super) fn new(tree: Arc<FileTree>, is_test: bool) -> Self {
+        let around = tree.arounds();
+        Self { tree, is_test, around }
+    }
 }
 
 /// The uses between files: an edge goes from a file to each file that defines a name which it uses.
@@ -185,7 +195,7 @@ mod tests {
     fn graph(files: &[&str]) -> Graph {
         let node = |text: &&str| {
             let tree = extract(Language::Python, text.as_bytes(), Duration::from_secs(60), &CancellationToken::new());
-            Node { tree: Arc::new(tree.expect("it is small")), is_test: false }
+            Node::new(Arc::new(tree.expect("it is small")), false)
         };
         Graph::new(files.iter().map(node).collect())
     }

@@ -1,5 +1,6 @@
 //! `find_references`: finds where a symbol is used, and says how sure it is.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use schemars::JsonSchema;
@@ -12,9 +13,9 @@ use super::definition::{Found, Place, named, place_of, summary};
 use super::facts::Code;
 use super::grading::{Confidence, FileGrades, Targets};
 use super::modules::Modules;
-use super::tree::{Occurrence, Use};
+use super::tree::{FileTree, Occurrence, Use};
 use crate::files::FileError;
-use crate::index::FileId;
+use crate::index::{FileId, words};
 
 /// Maximum number of definitions that an answer lists.
 const DEFINITIONS_MAX: usize = 10;
@@ -107,6 +108,17 @@ struct Reference {
     confidence: Confidence,
 }
 
+impl Reference {
+    fn new(file: FileId, tree: &FileTree, occurrence: Occurrence, confidence: Confidence) -> Self {
+        let within = occurrence.within.map(|index| &tree.definitions[index as usize]);
+        let within = within.map(|within| match &within.container {
+            Some(container) => format!("{container}{}{}", tree.language.separator(), within.name),
+            None => within.name.to_string(),
+        });
+        Self { file, occurrence, within, confidence }
+    }
+}
+
 fn find(question: &Question<'_>, args: &FindReferencesArgs) -> Result<Outcome, FileError> {
     let symbol = Symbol::new(&args.symbol)?;
     let trees = question.trees_with(symbol.word());
@@ -114,7 +126,7 @@ fn find(question: &Question<'_>, args: &FindReferencesArgs) -> Result<Outcome, F
     let wanted = wanted(question, args, &symbol, &all)?;
     let targets = Targets::new(question, &wanted, &all);
     let modules = Modules::new(question);
-    let mut references = Vec::new();
+    let (mut references, mut renamed) = (Vec::new(), HashSet::new());
     for (id, tree) in trees.iter().filter(|(id, _)| question.covers(question.path(*id))) {
         if question.ask.stop.is_cancelled() {
             return Err(FileError::Stopped);
@@ -128,19 +140,47 @@ fn find(question: &Question<'_>, args: &FindReferencesArgs) -> Result<Outcome, F
                 continue;
             }
             let grade = if is_alias { Some(Confidence::Exact) } else { grades.grade(at, name) };
-            let Some(confidence) = grade else { continue };
-            let within = occurrence.within.map(|index| &tree.definitions[index as usize]);
-            let within = within.map(|within| match &within.container {
-                Some(container) => format!("{container}{}{}", tree.language.separator(), within.name),
-                None => within.name.to_string(),
-            });
-            references.push(Reference { file: *id, occurrence: *occurrence, within, confidence });
+            if let Some(confidence) = grade {
+                references.push(Reference::new(*id, tree, *occurrence, confidence));
+            }
         }
+        renamed.extend(grades.passed_on(&symbol.name).into_iter().map(str::to_owned));
     }
+    renamed.remove(&symbol.name);
+    for name in renamed {
+        references.extend(under_other_name(question, &modules, &targets, &symbol.name, &name));
+    }
+    references.sort_by_key(|one| (one.file, one.occurrence.line, one.occurrence.column));
+    references.dedup_by_key(|one| (one.file, one.occurrence.line, one.occurrence.column));
     let in_scope = |id: &FileId| question.covers(question.path(*id));
     let holders = question.view.with_word(symbol.word()).into_iter().filter(in_scope).count();
     let skipped = holders.saturating_sub(trees.iter().filter(|(id, _)| in_scope(id)).count());
     Ok(shown(question, args, &symbol, references, &wanted, skipped))
+}
+
+/// Returns the references under a name that a re-export gives: `export { Form as Sheet }`. Only those count that an
+/// import proves.
+fn under_other_name(
+    question: &Question<'_>,
+    modules: &Modules<'_>,
+    targets: &Targets,
+    own: &str,
+    name: &str,
+) -> Vec<Reference> {
+    let word = words::runs(name).max_by_key(|word| word.len()).unwrap_or_default();
+    let mut references = Vec::new();
+    for (id, tree) in question.trees_with(word).iter().filter(|(id, _)| question.covers(question.path(*id))) {
+        let grades = FileGrades::new(question, modules, targets, name, (*id, tree));
+        let aliases = grades.aliases(name);
+        for (at, occurrence) in tree.occurrences.iter().enumerate() {
+            let found = &*tree.names[occurrence.name as usize];
+            let is_alias = !occurrence.member && aliases.contains(&found) && found != own;
+            if is_alias || found == name && grades.grade(at, name) == Some(Confidence::Exact) {
+                references.push(Reference::new(*id, tree, *occurrence, Confidence::Exact));
+            }
+        }
+    }
+    references
 }
 
 /// Returns the definitions that the caller means: at a place, or named with their owners; else all of the name.

@@ -257,10 +257,8 @@ impl<'t> Walker<'t> {
 
     /// Returns true if the text before this place ends with `.`, `->` or `::`.
     fn follows_member_mark(&self, start: usize) -> bool {
-        let before = &self.text[start.saturating_sub(80)..start];
-        let spaces = before.iter().rev().take_while(|byte| **byte == b' ').count();
-        let before = &before[..before.len() - spaces];
-        (before.ends_with(b".") && !before.ends_with(b"..")) || before.ends_with(b"->") || before.ends_with(b"::")
+        let before = &self.text[start.saturating_sub(2)..start];
+        (before.ends_with(b".") && before != b"..") || before.ends_with(b"->") || before.ends_with(b"::")
     }
 
     /// Returns the line and the column of a node's beginning.

@@ -23,6 +23,7 @@
 //! | `snapshot` | the file on disk |
 
 mod entry;
+pub(crate) mod needs;
 mod pass;
 mod reading;
 mod snapshot;
@@ -44,6 +45,7 @@ use wieldy_core::Run;
 use crate::files::{FileError, Guard, Workspace};
 
 pub(crate) use entry::{Entry, FileId, SkipReason};
+#[allow(unused_imports, reason = "tools outside this module name these types")]
 pub(crate) use view::{IndexState, Loaded, View};
 pub(crate) use vocabulary::Vocabulary;
 

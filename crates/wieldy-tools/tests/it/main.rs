@@ -3,8 +3,8 @@
 mod agreed;
 mod artifact;
 mod background;
-#[cfg(feature = "code")]
-mod code;
+mod code_search;
+mod code_trees;
 mod command_lines;
 mod confinement;
 mod custody;
