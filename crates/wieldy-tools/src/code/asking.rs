@@ -156,8 +156,12 @@ impl Symbol {
                 }
             }
         }
-        let strange =
-            |part: &String| part.is_empty() || part.chars().any(|letter| letter.is_whitespace() || letter == '(');
+        let marks = ['.', ':', '/', '\\', '-', '>'];
+        let strange = |part: &String| {
+            part.is_empty()
+                || part.starts_with(marks)
+                || part.chars().any(|letter| letter.is_whitespace() || letter == '(')
+        };
         if part.is_empty() || parts.len() > PARTS_MAX || strange(&part) || parts.iter().any(strange) {
             return Err(refused());
         }

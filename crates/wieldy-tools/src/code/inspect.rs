@@ -203,7 +203,10 @@ fn importers(question: &Question<'_>, id: FileId) -> Vec<String> {
     let path = question.path(id);
     let mut words: Vec<String> =
         path.with_extension("").file_name().into_iter().map(|name| name.to_string_lossy().into_owned()).collect();
-    words.extend(path.parent().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned()));
+    // A module may have the name of its folder, or a crate that of the folder around `src`.
+    words.extend(
+        path.ancestors().skip(1).take(2).filter_map(Path::file_name).map(|name| name.to_string_lossy().into_owned()),
+    );
     let mut candidates: Vec<FileId> = words
         .iter()
         .flat_map(|name| {

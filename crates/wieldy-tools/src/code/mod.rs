@@ -74,5 +74,12 @@ pub fn code_tools(
     ]
 }
 
+/// Returns the definitions, imports and identifiers of a file, for measurements and for programs that keep no index.
+/// Returns `None` if the language has no grammar or parsing takes too long.
+pub fn tree_of_file(path: &std::path::Path, content: &[u8]) -> Option<serde_json::Value> {
+    let tree = <CodeFacts as crate::index::FileFacts>::of(path, content, &tokio_util::sync::CancellationToken::new());
+    serde_json::to_value(tree.ok()?).ok()
+}
+
 #[cfg(test)]
 mod tests;

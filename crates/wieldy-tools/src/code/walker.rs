@@ -67,7 +67,6 @@ struct Comment {
 }
 
 /// A place of a line whose column is known. Lines may be long, so counting goes on from here.
-#[derive(Default)]
 struct ColumnMark {
     line_start: usize,
     at: usize,
@@ -104,7 +103,7 @@ pub(crate) fn walk(language: Language, rules: &'static Rules, tree: &Tree, text:
         ahead: Vec::new(),
         comment: None,
         row_before: None,
-        column: ColumnMark::default(),
+        column: ColumnMark { line_start: 0, at: 0, column: 1 },
         depth: 0,
     };
     walker.run(tree);

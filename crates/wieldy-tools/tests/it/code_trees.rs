@@ -57,7 +57,7 @@ fn python() -> World {
 async fn the_best_definition_comes_with_its_source_and_the_others_are_listed() {
     let world = python();
     insta::assert_snapshot!(world.text("find_definition", json!({"symbol": "Order"})).await, @"
-    other.py:1:6 class: class Order
+    other.py:1:7 class: class Order
          1  class Order:
          2      pass
     1 more:
@@ -88,7 +88,7 @@ async fn the_best_definition_comes_with_its_source_and_the_others_are_listed() {
         {
           "path": "other.py",
           "line": 1,
-          "column": 6,
+          "column": 7,
           "end_line": 2,
           "name": "Order",
           "kind": "class",
@@ -160,15 +160,15 @@ async fn references_are_graded_by_the_imports_of_their_files() {
     insta::assert_snapshot!(world.text("find_references", json!({"symbol": "models.Order"})).await, @"
     9 references of `models.Order` in 4 files: 8 exact, 0 likely, 1 by name only
     app.py
-      1:17 import: from shop import Order, OrderForm
+      1:18 import: from shop import Order, OrderForm
       4:9 call: order = Order()
       6:8 read: models.Order.save(order)
     shop/__init__.py
-      1:20 import: from .models import Order
+      1:21 import: from .models import Order
     shop/models.py
       16:16 read: return Order
     tests/test_shop.py
-      1:24 import: from shop.models import Order as Ordered
+      1:25 import: from shop.models import Order as Ordered
       5:5 write (name): Order = Ordered()
       5:13 call: Order = Ordered()
       6:5 call: Ordered().save()
@@ -267,16 +267,16 @@ fn rust() -> World {
 async fn rust_is_followed_through_crates_modules_and_re_exports() {
     let world = rust();
     insta::assert_snapshot!(references(&world, json!({"symbol": "Frame"})).await, @"
-    crates/app/src/main.rs:1:14 import exact
+    crates/app/src/main.rs:1:15 import exact
     crates/app/src/main.rs:5:17 read exact
     crates/walk-er/src/frame.rs:7:6 type exact
     crates/walk-er/src/lib.rs:5:16 import exact
-    crates/walk-er/src/lib.rs:9:28 type likely
+    crates/walk-er/src/lib.rs:9:28 type exact
     crates/walk-er/src/lib.rs:10:17 read exact
     ");
     insta::assert_snapshot!(references(&world, json!({"symbol": "Rule"})).await, @"
     crates/app/src/main.rs:4:23 type exact
-    crates/walk-er/src/frame.rs:1:19 import exact
+    crates/walk-er/src/frame.rs:1:20 import exact
     crates/walk-er/src/frame.rs:8:23 type exact
     crates/walk-er/src/lib.rs:6:17 import exact
     crates/walk-er/src/lib.rs:9:20 type exact
@@ -288,8 +288,8 @@ async fn rust_is_followed_through_crates_modules_and_re_exports() {
     crates/walk-er/src/lib.rs:11:11 call name
     ");
     insta::assert_snapshot!(references(&world, json!({"symbol": "Verdict::Kept"})).await, @"
-    crates/walk-er/src/frame.rs:13:21 read likely
-    crates/walk-er/src/frame.rs:17:27 read likely
+    crates/walk-er/src/frame.rs:13:21 read exact
+    crates/walk-er/src/frame.rs:17:27 read exact
     ");
     insta::assert_snapshot!(world.text("find_definition", json!({"symbol": "walk_er::Frame"})).await, @"
     crates/walk-er/src/frame.rs:3:12 struct: pub struct Frame
@@ -299,7 +299,7 @@ async fn rust_is_followed_through_crates_modules_and_re_exports() {
          5  }
     ");
     insta::assert_snapshot!(world.text("find_definition", json!({"symbol": "Law"})).await, @"
-    crates/walk-er/src/rules.rs:1:11 struct: pub struct Rule
+    crates/walk-er/src/rules.rs:1:12 struct: pub struct Rule
       via crates/walk-er/src/lib.rs:6
          1  pub struct Rule {
          2      pub depth: u32,
@@ -329,12 +329,16 @@ async fn typescript_and_go_are_followed_through_their_imports() {
             "package main\n\nimport st \"example.org/app/pkg/store\"\n\nfunc main() {\n\ts := st.New()\n\ts.Save()\n\tNew()\n}\n\nfunc New() {}\n",
         ),
     ]);
-    insta::assert_snapshot!(references(&world, json!({"symbol": "Form"})).await, @"web/index.ts:1:9 import exact");
+    insta::assert_snapshot!(references(&world, json!({"symbol": "Form"})).await, @"
+    web/app.tsx:1:10 import exact
+    web/app.tsx:4:28 call exact
+    web/index.ts:1:10 import exact
+    ");
     insta::assert_snapshot!(references(&world, json!({"symbol": "make"})).await, @"
-    web/app.tsx:1:16 import exact
+    web/app.tsx:1:17 import exact
     web/app.tsx:4:40 call exact
     web/app.tsx:4:61 call exact
-    web/other.js:1:8 write likely
+    web/other.js:1:9 write likely
     web/other.js:2:1 call likely
     ");
     insta::assert_snapshot!(references(&world, json!({"symbol": "store.New"})).await, @"
@@ -344,7 +348,7 @@ async fn typescript_and_go_are_followed_through_their_imports() {
     ");
     insta::assert_snapshot!(references(&world, json!({"symbol": "Store.Save"})).await, @"main.go:7:4 call likely");
     insta::assert_snapshot!(world.text("find_definition", json!({"symbol": "Sheet"})).await, @"
-    web/form.ts:1:13 class: class Form
+    web/form.ts:1:14 class: class Form
       via web/index.ts:1
          1  export class Form {
          2    save(): void {}
@@ -355,14 +359,132 @@ async fn typescript_and_go_are_followed_through_their_imports() {
 #[tokio::test]
 async fn a_module_is_shown_with_its_symbols_and_importers() {
     let world = rust();
-    insta::assert_snapshot!(world.text("InspectModule", json!({"module": "walk_er::rules"})).await, @"");
-    insta::assert_snapshot!(world.text("InspectModule", json!({"path": "crates/walk-er", "depth": 1})).await, @"");
+    insta::assert_snapshot!(world.text("InspectModule", json!({"module": "walk_er::rules"})).await, @"
+    crates/walk-er/src/rules.rs: rust, 12 lines
+        1  pub struct Rule
+        2    pub depth: u32
+       11    pub fn step(&self)
+        5  pub enum Verdict
+        6    Kept
+        7    Left
+    imported by: crates/app/src/main.rs, crates/walk-er/src/frame.rs, crates/walk-er/src/lib.rs
+    ");
+    insta::assert_snapshot!(world.text("InspectModule", json!({"path": "crates/walk-er", "depth": 1})).await, @"
+    crates/walk-er/src/lib.rs: rust, 13 lines
+      //! Walks.
+        3  mod frame
+        4  pub mod rules
+        9  pub fn start(law: &Law) -> Frame
+    imports: Frame from frame, Rule from rules as Law, Verdict from rules
+    imported by: crates/app/src/main.rs
+    ");
     let answer = structured(&world, "InspectModule", json!({"path": "crates/walk-er/src/frame.rs"})).await;
-    insta::assert_snapshot!(serde_json::to_string_pretty(&answer).expect("plain data"), @"");
-    insta::assert_snapshot!(world.refusal("InspectModule", json!({"module": "ruls"})).await, @"");
-    insta::assert_snapshot!(world.refusal("InspectModule", json!({})).await, @"");
-    insta::assert_snapshot!(world.refusal("InspectModule", json!({"path": "crates"})).await, @"");
-    insta::assert_snapshot!(world.refusal("InspectModule", json!({"path": "Cargo.toml"})).await, @"");
+    insta::assert_snapshot!(serde_json::to_string_pretty(&answer).expect("plain data"), @r#"
+    {
+      "path": "crates/walk-er/src/frame.rs",
+      "language": "rust",
+      "lines": 19,
+      "hash": "5b45fbec5a98c1b83f3cb6287579b986226087222b0ade02970cc0575cce18f4",
+      "doc": null,
+      "broken": false,
+      "symbols": [
+        {
+          "name": "Frame",
+          "kind": "struct",
+          "signature": "pub struct Frame",
+          "line": 3,
+          "end_line": 5,
+          "visibility": "public",
+          "declaration": false,
+          "symbols": [
+            {
+              "name": "depth",
+              "kind": "field",
+              "signature": "pub depth: u32",
+              "line": 4,
+              "end_line": 4,
+              "visibility": "public",
+              "declaration": false,
+              "symbols": []
+            },
+            {
+              "name": "new",
+              "kind": "method",
+              "signature": "pub fn new(rule: &Rule) -> Self",
+              "line": 8,
+              "end_line": 10,
+              "visibility": "public",
+              "declaration": false,
+              "symbols": []
+            },
+            {
+              "name": "step",
+              "kind": "method",
+              "signature": "pub fn step(&self) -> bool",
+              "line": 12,
+              "end_line": 14,
+              "visibility": "public",
+              "declaration": false,
+              "symbols": []
+            },
+            {
+              "name": "helper",
+              "kind": "method",
+              "signature": "fn helper(&self, verdict: super::rules::Verdict) -> bool",
+              "line": 16,
+              "end_line": 18,
+              "visibility": "private",
+              "declaration": false,
+              "symbols": []
+            }
+          ]
+        }
+      ],
+      "cut": false,
+      "imports": [
+        {
+          "local": "Rule",
+          "module": "crate::rules",
+          "original": "Rule",
+          "reexport": false,
+          "line": 1
+        },
+        {
+          "local": "*",
+          "module": "crate::rules::Verdict",
+          "original": "*",
+          "reexport": false,
+          "line": 1
+        }
+      ],
+      "imported_by": [
+        "crates/walk-er/src/lib.rs"
+      ],
+      "others": [],
+      "index": {
+        "files": 5,
+        "indexed": 5,
+        "skipped": {},
+        "complete": true
+      }
+    }
+    "#);
+    insta::assert_snapshot!(world.refusal("InspectModule", json!({"module": "ruls"})).await, @"
+    E3303: there is no module `ruls`
+    (did you mean `rules`?)
+    ");
+    insta::assert_snapshot!(world.refusal("InspectModule", json!({})).await, @"
+    E3303: one of `path` and `module` is needed, and not both
+    (give `path`, such as `src/main.rs`, or `module`, such as `package.module`)
+    ");
+    insta::assert_snapshot!(world.refusal("InspectModule", json!({"path": "crates"})).await, @"
+    E3303: `crates` is no module in the index of code
+    (name a file of source code that is not hidden and that `.gitignore` does not exclude)
+    ");
+    insta::assert_snapshot!(world.refusal("InspectModule", json!({"path": "Cargo.toml"})).await, @"
+    E3303: `Cargo.toml` has no outline: language
+    (read it with `Read`, or search it with `Search`)
+    ");
 }
 
 #[tokio::test]
