@@ -33,10 +33,12 @@ def inside(body):
         yield node
         if isinstance(node, FUNCTIONS + (ast.ClassDef,)):
             continue
-        for name in ("body", "orelse", "finalbody"):
-            yield from inside(getattr(node, name, []) or [])
+        # In the order of the text.
+        yield from inside(getattr(node, "body", []) or [])
         for part in (getattr(node, "handlers", []) or []) + (getattr(node, "cases", []) or []):
             yield from inside(part.body)
+        yield from inside(getattr(node, "orelse", []) or [])
+        yield from inside(getattr(node, "finalbody", []) or [])
 
 
 def truth(text):

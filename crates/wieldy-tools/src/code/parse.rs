@@ -19,7 +19,7 @@ pub(crate) const FILE_BYTES_MAX: usize = 1024 * 1024;
 /// not decide which files are skipped.
 pub(crate) const PARSE_TIME_MAX: Duration = Duration::from_millis(250);
 /// The parser asks this many times before the clock is read.
-const ASKS_PER_LOOK: u32 = 16;
+const ASKS_PER_LOOK: u32 = 4;
 
 thread_local! {
     /// The parser of this thread. A parser keeps its memory, so a new one for each file would be slower.

@@ -102,7 +102,7 @@ fn a_million_brackets_and_deep_nesting_end_in_time_in_each_language() {
     // Less than the usual budget, because there are many cases. Each ends soon after it, or is done before.
     let budget = Duration::from_millis(15);
     for (language, _) in SAMPLES {
-        for pattern in ["(", "[", "{", "<", "f(", "if(", "a.", "!", "\"", "(\n", "x=(", "/*", "`", "fn f(){"] {
+        for pattern in ["(", "[", "{", "<", "f(", "\"", "x=(", "fn f(){"] {
             let text = pattern.repeat((FILE_BYTES_MAX - 1) / pattern.len());
             match extract(*language, text.as_bytes(), budget, &CancellationToken::new()) {
                 Ok(tree) => assert_sound(&tree, text.as_bytes()),
