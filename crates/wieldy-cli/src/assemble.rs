@@ -7,9 +7,9 @@ use std::sync::Arc;
 use anyhow::{Context, anyhow};
 use wieldy::secrets::PROTECTED_AT_HOME;
 use wieldy::{
-    CommandTool, Confirmer, DynamicTimeout, Executor, ExecutorBuilder, FileRules, FolderArtifacts, Level, Manifest,
-    ManifestTool, Native, NativeOptions, Oci, OciOptions, OutputSink, ProbeOptions, Problem, Rootfs, SharedTool, Store,
-    Unavailable, Unbound, history_tools,
+    BuiltinOptions, CommandTool, Confirmer, DynamicTimeout, Executor, ExecutorBuilder, FileRules, FolderArtifacts,
+    Level, Manifest, ManifestTool, Native, NativeOptions, Oci, OciOptions, OutputSink, ProbeOptions, Problem, Rootfs,
+    SharedTool, Store, Unavailable, Unbound, history_tools,
 };
 
 use crate::config::{
@@ -123,8 +123,13 @@ pub(crate) fn executor_of_built_ins(config: &Config, environment: &Environment) 
 
 fn builder(config: &Config, environment: &Environment) -> Result<ExecutorBuilder, Failure> {
     let hint = "`--workspace DIR` or the key `workspace` names another folder";
-    let mut builder = wieldy::builder_with(&config.workspace, tool_environment(config, environment))
-        .map_err(|error| Failure::usage(error).hint(hint))?;
+    let options = BuiltinOptions {
+        environment: tool_environment(config, environment),
+        state: (!config.state.as_os_str().is_empty()).then(|| whole(&config.state)),
+        code: config.code,
+    };
+    let mut builder =
+        wieldy::builder_of(&config.workspace, options).map_err(|error| Failure::usage(error).hint(hint))?;
     for (name, plan) in &config.plans {
         builder.policy = builder.policy.with_plan(name, plan.clone());
     }

@@ -54,7 +54,7 @@ pub use wieldy_store::{
     Verdict, history_tools,
 };
 pub use wieldy_tools::shell::{Attached, Bash, CommandTool, shell_tools};
-pub use wieldy_tools::{Workspace, WorkspaceError, file_tools};
+pub use wieldy_tools::{CodeOptions, Workspace, WorkspaceError, code_tools, file_tools};
 
 /// Begins to build an executor with the built-in tools on `workspace`.
 ///
@@ -74,21 +74,40 @@ pub fn builder_with(
     workspace: &Path,
     environment: BTreeMap<String, String>,
 ) -> Result<ExecutorBuilder, WorkspaceError> {
-    let tools = builtin_tools(workspace, environment)?;
+    builder_of(workspace, BuiltinOptions { environment, ..BuiltinOptions::default() })
+}
+
+/// Does the same as [`builder`], with all options of the built-in tools.
+pub fn builder_of(workspace: &Path, options: BuiltinOptions) -> Result<ExecutorBuilder, WorkspaceError> {
+    let own = options.state.clone();
+    let tools = builtin_tools(workspace, options)?;
     let mut builder =
         Executor::builder().tools(tools).sandbox(Unconfined::default()).sandbox(Native::new(NativeOptions::default()));
     builder.workspace = absolute(workspace);
+    // No tool may see the state, wherever it is.
+    builder.files.own.extend(own.iter().map(|state| absolute(state)));
     builder.machine = machine();
     Ok(builder)
 }
 
-/// Returns the built-in tools on `workspace`. Programs get `environment` and nothing else.
-pub fn builtin_tools(
-    workspace: &Path,
-    environment: BTreeMap<String, String>,
-) -> Result<Vec<SharedTool>, WorkspaceError> {
-    let mut tools = file_tools(Arc::new(Workspace::open(workspace)?));
-    tools.extend(shell_tools(environment));
+/// The options of the built-in tools.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct BuiltinOptions {
+    /// The environment of programs, and all of it.
+    pub environment: BTreeMap<String, String>,
+    /// The folder for what tools derive from the workspace's files, such as the index of its code. Without one they
+    /// make it again in each process.
+    pub state: Option<PathBuf>,
+    /// The options of the code tools.
+    pub code: CodeOptions,
+}
+
+/// Returns the built-in tools on `workspace`.
+pub fn builtin_tools(workspace: &Path, options: BuiltinOptions) -> Result<Vec<SharedTool>, WorkspaceError> {
+    let workspace = Arc::new(Workspace::open(workspace)?);
+    let mut tools = file_tools(workspace.clone());
+    tools.extend(code_tools(workspace, options.state, options.code));
+    tools.extend(shell_tools(options.environment));
     Ok(tools)
 }
 

@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
-use wieldy_core::{Confinement, Outcome, Provider, Run, RunError, Tool, ToolSpec};
+use serde_json::Value;
+use wieldy_core::{Confinement, Outcome, Provider, Run, RunError, Tool, ToolSpec, schema_of};
 
 use super::places::{endings_of, is_test, languages};
 use super::{CodeFacts, CodeIndex, lines, ranked};
 use crate::files::{FileError, TEXT_BYTES_MAX, Workspace, blocking};
 use crate::index::words::{is_word_char, runs};
-use crate::index::{Ask, FileId, SkipReason, View};
+use crate::index::{Ask, FileId, IndexState, SkipReason, View};
 
 /// Maximum number of finds that can be turned over.
 const OFFSET_MAX: usize = 10_000;
@@ -93,7 +93,7 @@ enum Tests {
 }
 
 /// The code that was found in one place.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub(super) struct Hit {
     pub(super) path: String,
     /// The lines of the find: the matching line, or the definition.
@@ -111,6 +111,23 @@ pub(super) struct Hit {
     pub(super) matched: Vec<String>,
     #[serde(skip)]
     pub(super) id: FileId,
+}
+
+/// The answer for programs.
+#[derive(Serialize, JsonSchema)]
+struct Answer {
+    results: Vec<Hit>,
+    /// The mode that was taken.
+    mode: Mode,
+    /// The number of all finds.
+    total: usize,
+    index: IndexState,
+    /// The argument `cursor` for the finds after these.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cursor: Option<String>,
+    /// Names that are spelled alike, if nothing was found.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    near: Vec<String>,
 }
 
 /// A question to one of the two engines.
@@ -169,6 +186,7 @@ impl Tool for SearchCode {
         .reads("scope")
         .permission("files.read")
         .timeout(Duration::from_secs(30));
+        spec.output_schema = Some(schema_of::<Answer>());
         spec.annotations.open_world = false;
         spec.constraints.output_bytes_max = Some(1024 * 1024);
         spec
@@ -343,16 +361,11 @@ fn answer(question: &Question<'_>, args: &SearchCodeArgs, mode: Mode, mut finds:
     }
     text.pop();
     let cursor = has_more.then(|| end.to_string());
-    let mut answer = json!({ "results": finds.hits, "mode": mode, "total": finds.total, "index": state });
-    if let Some(cursor) = cursor {
-        answer["cursor"] = json!(cursor);
-    }
-    if !near.is_empty() {
-        answer["near"] = json!(near);
-    }
-    let mut outcome = Outcome::text(text).structured(answer);
-    outcome.partial = !state.complete || finds.is_least;
-    outcome
+    let partial = !state.complete || finds.is_least;
+    let near = near.into_iter().map(str::to_owned).collect();
+    let answer = Answer { results: finds.hits, mode, total: finds.total, index: state, cursor, near };
+    let answer = serde_json::to_value(answer).expect("an answer is plain data");
+    Outcome { partial, ..Outcome::text(text).structured(answer) }
 }
 
 /// Returns names that are like those of the query.

@@ -192,8 +192,12 @@ fn truth(root: &Path, word: &str) -> Vec<String> {
 
 #[test]
 fn after_any_series_of_changes_no_answer_is_stale() {
-    let count: u64 = std::env::var("WIELDY_INDEX_EDITS").map_or(400, |count| count.parse().expect("a number"));
-    let mut numbers = Numbers(27);
+    change_and_ask(400, 27);
+}
+
+/// Changes files and compares the answers of the index with the files.
+fn change_and_ask(count: usize, seed: u64) {
+    let mut numbers = Numbers(seed);
     let mut indexed = Indexed::new();
     FOLDERS.iter().for_each(|folder| fs::create_dir_all(indexed.path(folder)).expect("a folder"));
     for step in 0..count {
@@ -455,4 +459,31 @@ fn many_files_are_compared_again_only_after_a_while_and_the_answer_says_so() {
     indexed.put("c.txt", "one");
     let (found, age) = indexed.ask(|_, view| (paths(&view, "one"), view.state().checked_ms_ago));
     assert_eq!((found, age.is_some()), (vec!["a.txt".to_owned()], true));
+}
+
+mod large {
+    use wieldy_testkit::count;
+
+    use super::*;
+
+    #[test]
+    fn after_ten_thousand_changes_no_answer_was_stale() {
+        change_and_ask(count(1000, 10_000), 1);
+    }
+
+    #[test]
+    fn a_million_files_are_indexed_and_one_of_them_is_found() {
+        let indexed = Indexed::new();
+        // The walk reads a million entries, and the folders are entries too.
+        let folders = count(20, 990);
+        for folder in 0..folders {
+            fs::create_dir(indexed.path(&format!("d{folder}"))).expect("a folder");
+            for file in 0..1000 {
+                indexed.put(&format!("d{folder}/f{file}.txt"), "");
+            }
+        }
+        indexed.put("d7/f8.txt", "needle");
+        let (found, state) = indexed.ask(|_, view| (paths(&view, "needle"), view.state()));
+        assert_eq!((found, state.files, state.complete), (vec!["d7/f8.txt".to_owned()], folders * 1000, true));
+    }
 }

@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use blake3::Hash;
+use schemars::JsonSchema;
 use serde::Serialize;
 use wieldy_core::name::near_misses;
 
@@ -43,7 +44,7 @@ pub(crate) struct View<F> {
 }
 
 /// The state of the index, for answers.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub(crate) struct IndexState {
     /// The number of files.
     pub(crate) files: usize,
@@ -272,7 +273,7 @@ impl<F: FileFacts> View<F> {
                 let made = self.load(ask, ids[*place]).map(|loaded| loaded.facts);
                 let _ = results[*place].set(made);
                 if reports {
-                    reading::report(ask, "reading the code of", next.load(Ordering::Relaxed), missing.len());
+                    reading::report(ask, "reading", next.load(Ordering::Relaxed), missing.len());
                 }
             }
         };
