@@ -26,21 +26,21 @@ pub(crate) enum Language {
     Bash,
 }
 
-/// Each language with its name, its other names, and the endings of its files.
-const LANGUAGES: [(Language, &str, &[&str], &[&str]); 13] = [
-    (Language::Rust, "rust", &[], &["rs"]),
-    (Language::Python, "python", &["py"], &["py", "pyi", "pyw"]),
-    (Language::Javascript, "javascript", &["js"], &["js", "jsx", "mjs", "cjs"]),
-    (Language::Typescript, "typescript", &["ts"], &["ts", "mts", "cts"]),
-    (Language::Tsx, "tsx", &[], &["tsx"]),
-    (Language::Go, "go", &["golang"], &["go"]),
-    (Language::Java, "java", &[], &["java"]),
-    (Language::C, "c", &[], &["c"]),
-    (Language::Cpp, "cpp", &["c++"], &["cc", "cpp", "cxx", "c++", "hpp", "hh", "hxx", "h++", "ipp", "tpp"]),
-    (Language::Ruby, "ruby", &[], &["rb", "rake", "gemspec", "ru"]),
-    (Language::Php, "php", &[], &["php", "phtml"]),
-    (Language::CSharp, "c_sharp", &["c#", "csharp", "c-sharp"], &["cs", "csx"]),
-    (Language::Bash, "bash", &["sh", "shell"], &["sh", "bash"]),
+/// Each language with its name and the endings of its files.
+const LANGUAGES: [(Language, &str, &[&str]); 13] = [
+    (Language::Rust, "rust", &["rs"]),
+    (Language::Python, "python", &["py", "pyi", "pyw"]),
+    (Language::Javascript, "javascript", &["js", "jsx", "mjs", "cjs"]),
+    (Language::Typescript, "typescript", &["ts", "mts", "cts"]),
+    (Language::Tsx, "tsx", &["tsx"]),
+    (Language::Go, "go", &["go"]),
+    (Language::Java, "java", &["java"]),
+    (Language::C, "c", &["c"]),
+    (Language::Cpp, "cpp", &["cc", "cpp", "cxx", "c++", "hpp", "hh", "hxx", "h++", "ipp", "tpp"]),
+    (Language::Ruby, "ruby", &["rb", "rake", "gemspec", "ru"]),
+    (Language::Php, "php", &["php", "phtml"]),
+    (Language::CSharp, "c_sharp", &["cs", "csx"]),
+    (Language::Bash, "bash", &["sh", "bash"]),
 ];
 
 impl Language {
@@ -73,26 +73,9 @@ impl Language {
         }
     }
 
-    /// Returns the language of this name, as callers write it.
-    pub(crate) fn named(name: &str) -> Option<Self> {
-        let name = name.to_ascii_lowercase();
-        let named = LANGUAGES.iter().find(|(_, own, others, _)| *own == name || others.contains(&name.as_str()));
-        named.map(|(language, ..)| *language)
-    }
-
     /// Returns its name in answers.
     pub(crate) fn name(self) -> &'static str {
-        self.row().1
-    }
-
-    /// Returns the endings of its files, without dots.
-    pub(crate) fn endings(self) -> &'static [&'static str] {
-        self.row().3
-    }
-
-    /// Returns all languages.
-    pub(crate) fn all() -> impl Iterator<Item = Self> {
-        LANGUAGES.iter().map(|(language, ..)| *language)
+        LANGUAGES[self as usize].1
     }
 
     /// Returns the text between the names of a container and its member.
@@ -101,10 +84,6 @@ impl Language {
             Self::Rust | Self::Cpp | Self::Php => "::",
             _ => ".",
         }
-    }
-
-    fn row(self) -> &'static (Self, &'static str, &'static [&'static str], &'static [&'static str]) {
-        &LANGUAGES[self as usize]
     }
 }
 
@@ -144,11 +123,8 @@ mod tests {
 
     #[test]
     fn each_language_stands_at_its_own_place_in_the_table() {
-        for language in Language::all() {
-            assert_eq!(Language::named(language.name()), Some(language));
-            assert_eq!(language.row().0, language);
+        for (place, (language, name, _)) in LANGUAGES.iter().enumerate() {
+            assert_eq!((*language as usize, language.name()), (place, *name));
         }
-        assert_eq!(Language::named("C#"), Some(Language::CSharp));
-        assert_eq!(Language::named("cobol"), None);
     }
 }

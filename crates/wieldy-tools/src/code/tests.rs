@@ -1,7 +1,6 @@
 //! The trees of a sample in each language, whole; and hostile files.
 
 use std::fmt::Write as _;
-use std::path::Path;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;

@@ -1,6 +1,7 @@
 //! The code tools: definitions, references, the map and modules of small projects in several languages.
 
 use serde_json::{Value, json};
+use wieldy_core::FileRules;
 
 use crate::world::World;
 
@@ -552,4 +553,102 @@ async fn a_map_shows_the_most_used_definitions_of_each_file() {
       }
     }
     "#);
+}
+
+/// Returns a generated project: packages of modules that use functions of earlier ones.
+fn generated(modules: usize) -> World {
+    let world = World::new();
+    for module in 0..modules {
+        let (package, earlier) = (module % 7, module / 3);
+        let mut text = format!("from package_{}.module_{earlier} import task_{earlier}_1\n\n\n", earlier % 7);
+        for function in 0..9 {
+            let arguments = "argument, ".repeat(function % 4);
+            text.push_str(&format!(
+                "def task_{module}_{function}({arguments}*rest):\n    return task_{earlier}_1(rest)\n\n\n"
+            ));
+        }
+        text.push_str(&format!(
+            "class Store{module}:\n    def load(self, key: str) -> dict[str, int]:\n        return {{}}\n"
+        ));
+        world.put(&format!("package_{package}/module_{module}.py"), text);
+        world.put(&format!("tests/test_{module}.py"), format!("def test_{module}():\n    task_{module}_1()\n"));
+    }
+    world
+}
+
+#[tokio::test]
+async fn a_map_fills_its_tokens_and_never_more() {
+    let world = generated(120);
+    for (max, tokenizer) in
+        [(256, "o200k"), (257, "cl100k"), (1000, "o200k"), (1001, "o200k"), (4096, "cl100k"), (9000, "o200k")]
+    {
+        let arguments = json!({"max_tokens": max, "tokenizer": tokenizer});
+        let answer = structured(&world, "get_repo_map", arguments.clone()).await;
+        let text = answer["map_text"].as_str().expect("a text");
+        let counter = if tokenizer == "o200k" {
+            tiktoken_rs::o200k_base_singleton()
+        } else {
+            tiktoken_rs::cl100k_base_singleton()
+        };
+        let tokens = counter.count_ordinary(text);
+        assert_eq!(answer["tokens"], tokens, "the count is exact");
+        assert!(tokens <= max && tokens * 100 >= max * 97, "{tokens} of {max} {tokenizer}\n{text}");
+        assert!(!text.contains("test_1.py") && !text.contains("return"), "{text}");
+        assert_eq!(structured(&world, "get_repo_map", arguments).await["map_text"], text, "the map is the same again");
+    }
+    let far =
+        structured(&world, "get_repo_map", json!({"max_tokens": 256, "focus": ["package_3/module_115.py"]})).await;
+    assert!(far["map_text"].as_str().is_some_and(|text| text.starts_with("package_3/module_115.py\n")), "{far}");
+    assert_eq!(
+        structured(&generated(120), "get_repo_map", json!({})).await["map_text"],
+        structured(&world, "get_repo_map", json!({})).await["map_text"]
+    );
+}
+
+#[tokio::test]
+async fn a_hidden_file_is_in_no_answer() {
+    let rules = FileRules { hidden: vec!["secret".into()], ..FileRules::default() };
+    let world = python().ruled(rules);
+    world
+        .put("secret/keys.py", "class HiddenKey:\n    pass\n\n\nOrder = HiddenKey()\n")
+        .put("shown.py", "import secret.keys\n");
+    let calls = [
+        ("find_definition", json!({"symbol": "HiddenKey"})),
+        ("find_definition", json!({"symbol": "HiddenKeyy"})),
+        ("find_definition", json!({"symbol": "Order"})),
+        ("find_references", json!({"symbol": "Order"})),
+        ("find_references", json!({"symbol": "HiddenKey"})),
+        ("get_repo_map", json!({"focus": ["secret/keys.py"]})),
+        ("InspectModule", json!({"path": "shown.py"})),
+        ("InspectModule", json!({"module": "keys"})),
+    ];
+    for (tool, arguments) in calls {
+        let result = world.call(tool, arguments.clone()).await;
+        let shown = format!("{} {:?} {:?}", result.text(), result.structured, result.error);
+        assert!(
+            !shown.contains("class HiddenKey") && !shown.contains("secret/keys.py:"),
+            "{tool} {arguments}: {shown}"
+        );
+    }
+    for (tool, arguments) in [
+        ("InspectModule", json!({"path": "secret/keys.py"})),
+        ("find_definition", json!({"symbol": "Order", "scope": "secret"})),
+        ("find_definition", json!({"symbol": "Order", "from": {"path": "secret/keys.py"}})),
+    ] {
+        let refusal = world.refusal(tool, arguments).await;
+        assert!(refusal.starts_with("E3"), "{refusal}");
+    }
+}
+
+#[tokio::test]
+async fn an_answer_follows_each_change_of_a_file() {
+    let world = python();
+    let find = async || structured(&world, "find_definition", json!({"symbol": "fresh"})).await["path"].clone();
+    assert_eq!(find().await, Value::Null);
+    world.put("app.py", "def fresh(): pass\n");
+    assert_eq!(find().await, "app.py");
+    std::fs::rename(world.path("app.py"), world.path("moved.py")).expect("it is there");
+    assert_eq!(find().await, "moved.py");
+    world.put("moved.py", "def crash(): pass\n");
+    assert_eq!(find().await, Value::Null);
 }
