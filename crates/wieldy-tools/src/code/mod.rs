@@ -1,25 +1,44 @@
 //! The code tools: questions about the source files of a workspace, answered from an index that is compared with the
 //! files before each answer.
 
+mod asking;
 mod blocks;
+mod definition;
+mod facts;
+mod grading;
+mod inspect;
+mod language;
+mod languages;
 mod lines;
+mod map;
+mod modules;
+mod parse;
 mod places;
+mod rank;
 mod ranked;
+mod references;
+mod rules;
 mod search;
+mod tree;
+mod walker;
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-use tokio_util::sync::CancellationToken;
 use wieldy_core::SharedTool;
 
 use crate::Workspace;
-use crate::index::{FileFacts, Index, IndexOptions, SkipReason};
+use crate::index::{Index, IndexOptions};
 
+pub use definition::{FindDefinition, FindDefinitionArgs};
+pub use facts::Code;
+pub use inspect::{InspectModule, InspectModuleArgs};
+pub use map::{GetRepoMap, GetRepoMapArgs};
+pub use references::{FindReferences, FindReferencesArgs};
 pub use search::SearchCode;
 
+/// The facts of a source file.
+pub(crate) type CodeFacts = tree::FileTree;
 /// The index that the code tools share.
 pub(crate) type CodeIndex = Index<CodeFacts>;
 
@@ -45,28 +64,22 @@ pub fn code_tools(
 ) -> Vec<SharedTool> {
     let index_options = IndexOptions { fresh: options.fresh, ..IndexOptions::new("code") };
     let index = Arc::new(CodeIndex::new(workspace.clone(), state_folder, index_options));
-    vec![Arc::new(SearchCode::new(workspace, index))]
+    let code = Arc::new(Code::new(workspace.clone(), index.clone()));
+    vec![
+        Arc::new(SearchCode::new(workspace, index)),
+        Arc::new(FindDefinition::new(code.clone())),
+        Arc::new(FindReferences::new(code.clone())),
+        Arc::new(GetRepoMap::new(code.clone())),
+        Arc::new(InspectModule::new(code)),
+    ]
 }
 
-/// The facts of a source file.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct CodeFacts;
-
-impl FileFacts for CodeFacts {
-    const FORM: u32 = 1;
-
-    fn of(_: &Path, _: &[u8], _: &CancellationToken) -> Result<Self, SkipReason> {
-        Err(SkipReason::Language)
-    }
-
-    fn bytes(&self) -> usize {
-        0
-    }
+/// Returns the definitions, imports and identifiers of a file, for measurements and for programs that keep no index.
+/// Returns `None` if the language has no grammar or parsing takes too long.
+pub fn tree_of_file(path: &std::path::Path, content: &[u8]) -> Option<serde_json::Value> {
+    let tree = <CodeFacts as crate::index::FileFacts>::of(path, content, &tokio_util::sync::CancellationToken::new());
+    serde_json::to_value(tree.ok()?).ok()
 }
 
-impl CodeFacts {
-    /// Returns the definitions of the file for ranked search and for the places of finds, sorted by their first line.
-    pub(crate) fn blocks(&self) -> Vec<blocks::Block> {
-        Vec::new()
-    }
-}
+#[cfg(test)]
+mod tests;

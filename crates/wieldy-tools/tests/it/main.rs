@@ -4,6 +4,7 @@ mod agreed;
 mod artifact;
 mod background;
 mod code_search;
+mod code_trees;
 mod command_lines;
 mod confinement;
 mod custody;
