@@ -22,6 +22,7 @@ use wieldy_core::SharedTool;
 
 pub mod files;
 pub mod shell;
+pub mod vault;
 
 pub use files::{Workspace, WorkspaceError};
 pub use shell::{Bash, CommandTool};

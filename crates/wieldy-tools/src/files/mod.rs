@@ -33,8 +33,16 @@ pub use list::List;
 pub use query::QueryVfs;
 pub use read::Read;
 pub use search::Search;
+pub(crate) use diff::unified;
+pub(crate) use error::{FileError, blocking};
+pub(crate) use guard::Guard;
+pub(crate) use save::save;
 pub(crate) use spelling::relative;
-pub(crate) use workspace::read_options;
+pub(crate) use stale::{note_gone, refuse_stale};
+pub(crate) use text::{Editable, TextForm, cut, decode};
+pub(crate) use walk::WalkOptions;
+pub(crate) use workspace::{ExistingFile, FILE_BYTES_MAX, FileLocation, LastLink, MissingFolders};
+pub(crate) use workspace::{read_options, read_whole};
 pub use workspace::{Workspace, WorkspaceError};
 pub use write::Write;
 
