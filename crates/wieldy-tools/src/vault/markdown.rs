@@ -23,6 +23,7 @@ pub(crate) struct NoteFacts {
     pub(crate) title: Option<String>,
     pub(crate) tags: Vec<String>,
     pub(crate) aliases: Vec<String>,
+    #[serde(with = "as_text")]
     pub(crate) properties: Map<String, Value>,
     /// The reason why the front matter cannot be read.
     pub(crate) problem: Option<String>,
@@ -124,6 +125,21 @@ impl NoteFacts {
     /// Returns the heading above a place in the text.
     pub(crate) fn heading_above(&self, at: usize) -> Option<&Heading> {
         self.headings.iter().rev().find(|heading| heading.start <= at)
+    }
+}
+
+/// Properties in a snapshot of the index: as one text, because its form needs types that are known before.
+mod as_text {
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+    use serde_json::{Map, Value};
+
+    pub(super) fn serialize<S: Serializer>(properties: &Map<String, Value>, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&serde_json::to_string(properties).unwrap_or_default())
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Map<String, Value>, D::Error> {
+        serde_json::from_str(&String::deserialize(deserializer)?).map_err(D::Error::custom)
     }
 }
 

@@ -215,3 +215,13 @@ fn relative(folder: &str, path: &str) -> String {
     let up = std::iter::repeat_n("..", from.len() - common);
     up.chain(to[common..].iter().copied()).collect::<Vec<_>>().join("/")
 }
+
+/// Returns a path of a vault as a path from the root that the vault's folder is in.
+pub(crate) fn workspace_path(folder: &str, path: &str) -> String {
+    match (folder, path) {
+        ("", "") => ".".to_owned(),
+        ("", path) => path.to_owned(),
+        (folder, "" | ".") => folder.to_owned(),
+        (folder, path) => format!("{folder}/{path}"),
+    }
+}
