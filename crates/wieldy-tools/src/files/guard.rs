@@ -60,6 +60,16 @@ impl Workspace {
 }
 
 impl Guard<'_> {
+    /// Returns the rules that it follows.
+    pub(crate) fn rules(&self) -> &FileRules {
+        self.rules
+    }
+
+    /// Returns the workspace that it guards.
+    pub(crate) fn workspace(&self) -> &Workspace {
+        self.workspace
+    }
+
     /// Refuses to show a hidden path. The path is relative to the root and has no symbolic links.
     pub(crate) fn check_shown(&self, path: &Path) -> Result<(), FileError> {
         match self.names(path).iter().any(|name| self.rules.hides(self.workspace.path(), name)) {

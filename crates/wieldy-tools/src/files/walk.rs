@@ -12,6 +12,7 @@ use std::sync::Arc;
 use cap_std::fs::{Dir, File, FileType, Metadata};
 use ignore::Match;
 use ignore::gitignore::{Gitignore, GitignoreBuilder};
+use rustix::fs::{AtFlags, Stat, statat};
 use tokio_util::sync::CancellationToken;
 
 use super::guard::Guard;
@@ -56,6 +57,11 @@ impl WalkEntry {
     /// Returns its size, if it can be read.
     pub(crate) fn bytes(&self) -> Option<u64> {
         self.metadata().map(|metadata| metadata.len())
+    }
+
+    /// Returns its status in one system call, if it can be read.
+    pub(crate) fn stat(&self) -> Option<Stat> {
+        statat(&self.folder, &*self.name, AtFlags::SYMLINK_NOFOLLOW).ok()
     }
 
     /// Returns its size, times and type, if they can be read.

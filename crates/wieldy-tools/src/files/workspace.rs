@@ -355,6 +355,13 @@ pub(crate) fn open_plain(folder: &Dir, name: &Path) -> io::Result<File> {
     folder.open_with(name, &with_flags(OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW))
 }
 
+/// Opens a regular file that a walk has shown, unless it has become a symbolic link or is hidden by now.
+pub(crate) fn open_beneath(guard: &Guard<'_>, path: &Path) -> io::Result<File> {
+    let file = open_plain(guard.workspace().root(), path)?;
+    let is_shown = file.metadata()?.is_file() && guard.check_opened(&file, path).is_ok();
+    if is_shown { Ok(file) } else { Err(io::ErrorKind::PermissionDenied.into()) }
+}
+
 /// Opens a folder in `folder`, unless it is a symbolic link.
 pub(crate) fn open_plain_folder(folder: &Dir, name: &Path) -> io::Result<Dir> {
     let file = folder.open_with(name, &with_flags(OFlags::DIRECTORY | OFlags::NOFOLLOW))?;
