@@ -20,6 +20,7 @@ use std::sync::Arc;
 
 use wieldy_core::SharedTool;
 
+mod failpoint;
 pub mod files;
 #[allow(dead_code, reason = "each tool that asks the index uses another part of it")]
 mod index;
@@ -28,6 +29,7 @@ pub mod vault;
 
 pub use files::{Workspace, WorkspaceError};
 pub use shell::{Bash, CommandTool};
+pub use vault::{VaultOptions, VaultProject, vault_tools};
 
 /// Returns the tools for this workspace, and `GetArtifact`.
 pub fn file_tools(workspace: Arc<Workspace>) -> Vec<SharedTool> {

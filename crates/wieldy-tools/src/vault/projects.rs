@@ -137,7 +137,7 @@ impl Vaults {
             let made = std::fs::create_dir_all(&folder);
             made.map_err(|error| unusable(project, &format!("its folder cannot be made: {}", error.kind())))?;
         }
-        let vault = Vault::open(&self.workspace, project, &folder, self.options.state.as_deref());
+        let vault = Vault::open(&self.workspace, &folder, self.options.state.as_deref());
         let vault = Arc::new(vault.map_err(|error| {
             let source = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
             unusable(project, &format!("its folder cannot be opened: {source}"))
