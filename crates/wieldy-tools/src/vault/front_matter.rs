@@ -74,6 +74,9 @@ pub(crate) fn parse(yaml: &str) -> Result<Map<String, Value>, String> {
 /// Returns the text with these properties set, or removed where the value is null. The error says why that cannot be
 /// done by editing single keys.
 pub(crate) fn set(text: &str, changes: &Map<String, Value>) -> Result<String, String> {
+    if changes.is_empty() {
+        return Ok(text.to_owned());
+    }
     let eol = if text.contains("\r\n") { "\r\n" } else { "\n" };
     let block = find(text);
     let yaml = block.as_ref().map_or("", |block| &text[block.yaml.clone()]);
@@ -150,12 +153,12 @@ fn key_of(line: &str) -> Option<(String, usize)> {
     if first == '"' || first == '\'' {
         let close = line[1..].find(first)? + 2;
         let rest = line[close..].trim_start().strip_prefix(':')?;
-        return (!line[..close].contains('\\'))
-            .then(|| (line[1..close - 1].to_owned(), line.len() - rest.len()));
+        return (!line[..close].contains('\\')).then(|| (line[1..close - 1].to_owned(), line.len() - rest.len()));
     }
-    let colon = line.match_indices(':').map(|(at, _)| at).find(|at| {
-        line[at + 1..].chars().next().is_none_or(char::is_whitespace)
-    })?;
+    let colon = line
+        .match_indices(':')
+        .map(|(at, _)| at)
+        .find(|at| line[at + 1..].chars().next().is_none_or(char::is_whitespace))?;
     Some((line[..colon].trim_end().to_owned(), colon + 1))
 }
 

@@ -121,12 +121,16 @@ fn create(vault: &Vault, args: &VaultCreateIndexArgs, run: &Run) -> Result<Outco
     if !index.complete {
         return Err(FileError::refused("the vault is not read completely yet", "ask again"));
     }
-    let place = vault.locate(run, &path, MissingFolders::Create)?;
+    let rules = vault.rules(run);
+    let place = vault.locate(&vault.workspace.guard(&rules), &path, MissingFolders::Create)?;
     let _alone = vault.workspace.lock_for_writing(&place.key);
     let existing = place.existing()?;
     let old = existing.as_ref().and_then(|existing| existing.content.as_deref()).unwrap_or_default();
     let mut editable = Editable::of(old).map_err(|_| FileError::Binary { path: path.clone(), bytes: old.len() })?;
-    let title = args.title.clone().unwrap_or_else(|| if below.is_empty() { "Index".to_owned() } else { last(&below).to_owned() });
+    let title = args
+        .title
+        .clone()
+        .unwrap_or_else(|| if below.is_empty() { "Index".to_owned() } else { last(&below).to_owned() });
     let new = with_block(&editable.text, &block, &title, &path)?;
     if new != editable.text && !editable.accepts(&new) {
         return Err(FileError::refused(format!("`{path}` is not UTF-8"), "convert the note to UTF-8 first"));
@@ -203,7 +207,7 @@ impl Page<'_> {
             let target = super::link::encoded(&format!("/{path}"));
             return format!("[{title}]({target})");
         }
-        if last(&target) == title || title.trim().is_empty() {
+        if target == title || title.trim().is_empty() {
             return format!("[[{target}]]");
         }
         format!("[[{target}{bar}{}]]", title.trim())

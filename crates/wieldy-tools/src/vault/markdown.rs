@@ -222,7 +222,6 @@ fn wikilink(text: &str, whole: Range<usize>, meant: impl Fn(&str) -> String) -> 
 struct Body<'a> {
     text: &'a str,
     lines: &'a Lines,
-    offset: usize,
     /// The ranges of plain text: no code, formulas, HTML or links.
     plain: Vec<Range<usize>>,
     /// Open links, each with its start, its kind and the end of the last thing in it.
@@ -251,7 +250,7 @@ impl<'a> Body<'a> {
         let parser = Parser::new_ext(&text[offset..], options);
         let definitions: Vec<Range<usize>> =
             parser.reference_definitions().iter().map(|(_, definition)| definition.span.clone()).collect();
-        let mut body = Self { text, lines, offset, plain: Vec::new(), open: Vec::new(), heading: None, code: false };
+        let mut body = Self { text, lines, plain: Vec::new(), open: Vec::new(), heading: None, code: false };
         let mut links = Vec::new();
         for (event, range) in parser.into_offset_iter() {
             body.take(event, range.start + offset..range.end + offset, facts, &mut links);
@@ -261,7 +260,10 @@ impl<'a> Body<'a> {
         }
         body.join_plain();
         let comments = body.comments();
-        let is_in_comment = |at: usize| comments.iter().any(|comment| comment.contains(&at));
+        let is_in_comment = |at: usize| {
+            let before = comments.partition_point(|comment| comment.start <= at);
+            before > 0 && comments[before - 1].contains(&at)
+        };
         links.retain(|link| !is_in_comment(link.start));
         facts.headings.retain(|heading| !is_in_comment(heading.start));
         body.tags_and_blocks(facts, &is_in_comment);

@@ -114,10 +114,16 @@ fn no_folder(graph: &Graph, folder: &str) -> FileError {
 /// Returns a note on files that the index lacks, if there are any.
 fn note_on_index(index: &IndexState) -> Option<String> {
     if !index.complete {
-        return Some(format!("[not complete: only {} of {} files were read yet; ask again]", index.indexed, index.files));
+        return Some(format!(
+            "[not complete: only {} of {} files were read yet; ask again]",
+            index.indexed, index.files
+        ));
     }
     let is_told = |(reason, _): &(&&str, &usize)| !matches!(**reason, "binary" | "language");
     let skipped: Vec<String> =
         index.skipped.iter().filter(is_told).map(|(reason, count)| format!("{count} {reason}")).collect();
     (!skipped.is_empty()).then(|| format!("[files that were not read: {}]", skipped.join(", ")))
 }
+
+#[cfg(test)]
+mod tests;

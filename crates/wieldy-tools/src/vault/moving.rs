@@ -11,10 +11,10 @@ use super::graph::Graph;
 use super::names::{Names, is_note, last};
 use super::plan::{self, MoveLock, NotMoved, Plan, PlannedNote, carry_out, is_within, may_be_unfinished, taken};
 use super::projects::Vaults;
-use super::rewrite::{Rewrite, applied};
+use super::rewrite::{Rewrite, applied, with_old};
 use super::vault::{Vault, missing, note_path};
 use super::write::check_name;
-use crate::files::{FileError, WalkOptions, blocking};
+use crate::files::{FileError, Guard, WalkOptions, blocking};
 
 /// A tool that moves notes.
 pub(crate) struct VaultMove {
@@ -90,6 +90,9 @@ fn move_it(vault: &Vault, args: &VaultMoveArgs, run: &Run) -> Result<Outcome, Ru
     plan::finish(vault, run, &lock)?;
     let mut again = true;
     loop {
+        if let Some(outcome) = already_moved(vault, args)? {
+            return Ok(outcome);
+        }
         let planned = vault.look(run, |_, graph, _| planned(vault, graph, args, run))?;
         let (planned, index) = (planned.0?, planned.1);
         if !index.complete {
@@ -105,12 +108,32 @@ fn move_it(vault: &Vault, args: &VaultMoveArgs, run: &Run) -> Result<Outcome, Ru
                 let mut error = RunError::from(error);
                 if is_partial {
                     error.effect_possible = true;
-                    error.error.message.push_str(" (some links are already changed; the next call completes the move)");
+                    error.error.message.push_str(" (some links are already changed)");
                 }
                 return Err(error);
             }
         }
     }
+}
+
+/// Returns the answer for a move that was made before, so that a call can be repeated.
+fn already_moved(vault: &Vault, args: &VaultMoveArgs) -> Result<Option<Outcome>, FileError> {
+    let is_there = |path: &str| vault.root.root().symlink_metadata(path).is_ok();
+    let (from, mut to) = (vault.plain(&args.path)?, vault.plain(&args.new_path)?);
+    if args.new_path.ends_with('/') {
+        to = super::names::workspace_path(&to, last(&from));
+    }
+    let pairs = [(from.clone(), to.clone()), (note_path(&from), note_path(&to))];
+    if pairs.iter().any(|(from, _)| is_there(from)) || from.is_empty() {
+        return Ok(None);
+    }
+    let moved = pairs.into_iter().find(|(_, to)| !to.is_empty() && is_note(to) && is_there(to));
+    Ok(moved.map(|(from, to)| {
+        let text = format!("nothing to move: `{to}` is there, and there is no `{from}`");
+        Outcome::text(text).structured(json!({
+            "status": "ok", "project_id": args.project_id, "moved": [], "updated": [], "dry_run": args.dry_run,
+        }))
+    }))
 }
 
 /// A move with everything that it changes.
@@ -124,13 +147,21 @@ struct Planned {
 
 impl Planned {
     fn outcome(&self, args: &VaultMoveArgs) -> Outcome {
-        let updated: Vec<Value> =
-            self.plan.notes.iter().map(|note| json!({"path": self.now(&note.path), "links": note.edits.len()})).collect();
+        let updated: Vec<Value> = self
+            .plan
+            .notes
+            .iter()
+            .map(|note| json!({"path": self.now(&note.path), "links": note.edits.len()}))
+            .collect();
         let links: usize = self.plan.notes.iter().map(|note| note.edits.len()).sum();
         let (before, after) = self.unresolved;
         let verb = if args.dry_run { "would move" } else { "moved" };
         let mut text = format!("{verb} `{}` to `{}`", self.plan.from, self.plan.to);
-        text.push_str(&format!("; {links} links in {} notes {}", updated.len(), if args.dry_run { "would change" } else { "changed" }));
+        text.push_str(&format!(
+            "; {links} links in {} notes {}",
+            updated.len(),
+            if args.dry_run { "would change" } else { "changed" }
+        ));
         for note in self.plan.notes.iter().take(50) {
             text.push_str(&format!("\n  {} ({})", self.now(&note.path), note.edits.len()));
         }
@@ -168,7 +199,9 @@ fn moved_path(path: &str, from: &str, to: &str) -> Option<String> {
 }
 
 fn planned(vault: &Vault, graph: &Graph, args: &VaultMoveArgs, run: &Run) -> Result<Planned, FileError> {
-    let (from, to, is_folder) = ends(vault, graph, args, run)?;
+    let rules = vault.rules(run);
+    let guard = vault.workspace.guard(&rules);
+    let (from, to, is_folder) = ends(vault, graph, args, &guard)?;
     let paths = (0..graph.names.len()).map(|file| graph.names.path(file).to_owned());
     let mut moved = Vec::new();
     let after: Vec<String> = paths
@@ -181,24 +214,25 @@ fn planned(vault: &Vault, graph: &Graph, args: &VaultMoveArgs, run: &Run) -> Res
         })
         .collect();
     let after = Names::new(after);
-    check_rules(vault, run, &from, is_folder, &moved)?;
+    check_rules(vault, (run, &guard), &from, is_folder, &moved)?;
     let rewrite = Rewrite::of(graph, &after, args.update_links)?;
     let mut notes = Vec::new();
     for (note, edits) in &rewrite.edits {
         let path = graph.names.path(*note).to_owned();
-        let file = vault.read(run, &path)?;
+        let file = vault.read(&guard, &path)?;
         let is_known = graph.hashes[*note] == Some(file.hash);
-        let new = applied(&file.content, edits).filter(|_| is_known);
-        let new = new.ok_or_else(|| FileError::Stale { path: path.clone() })?;
+        let edits = with_old(&file.content, edits).filter(|_| is_known);
+        let new = edits.and_then(|edits| Some((applied(&file.content, &edits)?, edits)));
+        let (new, edits) = new.ok_or_else(|| FileError::Stale { path: path.clone() })?;
         notes.push(PlannedNote {
             path,
             old_hash: file.hash.to_string(),
             new_hash: blake3::hash(&new).to_string(),
-            edits: edits.clone(),
+            edits,
         });
     }
     if !is_folder {
-        let file = vault.read(run, &from)?;
+        let file = vault.read(&guard, &from)?;
         vault.refuse_stale(run, &args.project_id, &file.key, file.hash)?;
     }
     let unread = graph.unread.iter().map(|file| graph.names.path(*file).to_owned()).collect();
@@ -208,7 +242,12 @@ fn planned(vault: &Vault, graph: &Graph, args: &VaultMoveArgs, run: &Run) -> Res
 }
 
 /// Returns the old path, the new one, and if it is a folder.
-fn ends(vault: &Vault, graph: &Graph, args: &VaultMoveArgs, run: &Run) -> Result<(String, String, bool), FileError> {
+fn ends(
+    vault: &Vault,
+    graph: &Graph,
+    args: &VaultMoveArgs,
+    guard: &Guard<'_>,
+) -> Result<(String, String, bool), FileError> {
     let given = vault.plain(&args.path)?;
     let kind = |path: &str| vault.root.root().symlink_metadata(path).ok();
     let known = [given.clone(), note_path(&given)].into_iter().find(|path| graph.names.position(path).is_some());
@@ -233,34 +272,36 @@ fn ends(vault: &Vault, graph: &Graph, args: &VaultMoveArgs, run: &Run) -> Result
     if kind(&to).is_some() {
         return Err(taken(&to));
     }
+    if let Some((above, _)) = to
+        .match_indices('/')
+        .map(|(at, _)| to.split_at(at))
+        .find(|(above, _)| kind(above).is_some_and(|found| found.is_file()))
+    {
+        return Err(FileError::Kind { path: above.to_owned(), is: "a file", wanted: "a folder" });
+    }
     if let Some(twin) = graph.names.twin(&to).filter(|twin| *twin != from) {
         return Err(taken(twin));
     }
-    // A new place that is protected is refused before anything is planned.
-    let (place, rules) = (vault.given(&to)?, vault.rules(run));
-    let guard = vault.workspace.guard(&rules);
-    guard.check_changed(place.relative())?;
+    // A new place that leads outside or is protected is refused before anything is planned.
+    vault.check_place(guard, &to)?;
     Ok((from, to, is_folder))
 }
 
 /// Refuses to move hidden and protected files: under another name, they might no longer be so.
 fn check_rules(
     vault: &Vault,
-    run: &Run,
+    (run, guard): (&Run, &Guard<'_>),
     from: &str,
     is_folder: bool,
     moved: &[(String, String)],
 ) -> Result<(), FileError> {
-    let rules = vault.rules(run);
-    let guard = vault.workspace.guard(&rules);
     let given = vault.given(from)?;
-    guard.check_changed(given.relative())?;
-    for (_, new) in moved {
-        guard.check_changed(vault.given(new)?.relative())?;
+    for path in moved.iter().flat_map(|(old, new)| [old.as_str(), new.as_str()]).chain([from]) {
+        vault.check_place(guard, path)?;
     }
     if is_folder {
         let options = WalkOptions { depth: u32::MAX, hidden: true, ignored: true };
-        let mut walk = vault.workspace.walk(&given, options, &guard, run.stop())?;
+        let mut walk = vault.workspace.walk(&given, options, guard, run.stop())?;
         for entry in walk.by_ref() {
             guard.check_changed(&entry.path)?;
         }

@@ -16,10 +16,10 @@ use serde::{Deserialize, Serialize};
 use wieldy_core::Run;
 
 use super::names::workspace_path;
-use super::rewrite::{Edit, applied};
+use super::rewrite::{Edit, applied, undone};
 use super::vault::Vault;
 use crate::failpoint;
-use crate::files::{FileError, FileLocation, MissingFolders, save};
+use crate::files::{FileError, FileLocation, Guard, MissingFolders, save};
 
 /// Maximum size of a plan.
 const PLAN_BYTES_MAX: u64 = 256 * 1024 * 1024;
@@ -144,17 +144,23 @@ pub(crate) fn finish(vault: &Vault, run: &Run, lock: &MoveLock) -> Result<(), Fi
         lock.remove();
         return Ok(());
     }
-    let checked = if from && !to { plan.open(vault, run).and_then(|places| plan.check(&places, true)) } else {
-        Err(FileError::refused(format!("`{}` and `{}` are not as they were", plan.from, plan.to), ""))
+    let rules = vault.rules(run);
+    let guard = vault.workspace.guard(&rules);
+    let completed = match from && !to {
+        true => plan.complete(vault, run, &guard),
+        false => Err(FileError::refused(format!("`{}` and `{}` are not as they were", plan.from, plan.to), "")),
     };
-    if let Err(problem) = checked {
+    if let Err(problem) = completed {
+        // The disk may be full now, and not at the next use.
+        if matches!(problem, FileError::Io { .. } | FileError::Stopped) {
+            return Err(problem);
+        }
         lock.put_aside();
         return Err(FileError::refused(
             format!("a move of `{}` to `{}` was interrupted and cannot be completed: {problem}", plan.from, plan.to),
             "compare the notes that link to it, then move it again; the next call works as usual",
         ));
     }
-    plan.run(vault, run)?;
     lock.remove();
     run.warn(format!("completed the interrupted move of `{}` to `{}`", plan.from, plan.to));
     Ok(())
@@ -176,7 +182,9 @@ pub(crate) struct NotMoved {
 /// Carries a new plan out.
 pub(crate) fn carry_out(vault: &Vault, run: &Run, lock: &MoveLock, plan: &Plan) -> Result<(), NotMoved> {
     let before = |error| NotMoved { is_outdated: matches!(error, FileError::Stale { .. }), error, is_partial: false };
-    let places = plan.open(vault, run).map_err(before)?;
+    let rules = vault.rules(run);
+    let guard = vault.workspace.guard(&rules);
+    let places = plan.open(vault, &guard).map_err(before)?;
     let ends = [&plan.from, &plan.to].map(|path| workspace_path(&vault.folder, path));
     let keys = places.iter().map(|place| &place.key).chain(&ends);
     let _alone = vault.workspace.lock_all_for_writing(keys.map(String::as_str));
@@ -185,7 +193,13 @@ pub(crate) fn carry_out(vault: &Vault, run: &Run, lock: &MoveLock, plan: &Plan) 
     lock.store(plan).map_err(before)?;
     failpoint::reach("vault.planned");
     drop(places);
-    plan.run(vault, run).map_err(|error| NotMoved { error, is_outdated: false, is_partial: true })?;
+    plan.run(vault, run, &guard).map_err(|error| {
+        let is_partial = plan.undo(vault, run, &guard).is_err();
+        if !is_partial {
+            lock.remove();
+        }
+        NotMoved { error, is_outdated: false, is_partial }
+    })?;
     lock.remove();
     failpoint::reach("vault.done");
     Ok(())
@@ -193,9 +207,23 @@ pub(crate) fn carry_out(vault: &Vault, run: &Run, lock: &MoveLock, plan: &Plan) 
 
 impl Plan {
     /// Finds the places of all notes, as the rules of the run allow it.
-    fn open(&self, vault: &Vault, run: &Run) -> Result<Vec<FileLocation>, FileError> {
-        let place = |note: &PlannedNote| vault.locate(run, &vault.plain(&note.path)?, MissingFolders::Refuse);
+    fn open(&self, vault: &Vault, guard: &Guard<'_>) -> Result<Vec<FileLocation>, FileError> {
+        let place = |note: &PlannedNote| vault.locate(guard, &vault.plain(&note.path)?, MissingFolders::Refuse);
         self.notes.iter().map(place).collect()
+    }
+
+    /// Completes the plan that another process left, if everything fits it.
+    fn complete(&self, vault: &Vault, run: &Run, guard: &Guard<'_>) -> Result<(), FileError> {
+        let paths = self.notes.iter().map(|note| &note.path).chain([&self.from, &self.to]);
+        for path in paths {
+            // The plan comes from a file, so its paths are checked as those of a caller are.
+            if vault.plain(path)? != *path {
+                return Err(FileError::Outside { path: path.clone() });
+            }
+            vault.check_place(guard, path)?;
+        }
+        self.check(&self.open(vault, guard)?, true)?;
+        self.run(vault, run, guard)
     }
 
     /// Checks that every note is as before the move or, if that may have begun, as after it.
@@ -210,31 +238,30 @@ impl Plan {
     }
 
     /// Replaces the notes that are not replaced yet, then moves the file.
-    fn run(&self, vault: &Vault, run: &Run) -> Result<(), FileError> {
+    fn run(&self, vault: &Vault, run: &Run, guard: &Guard<'_>) -> Result<(), FileError> {
         for note in &self.notes {
-            let place = vault.locate(run, &note.path, MissingFolders::Refuse)?;
-            let stale = || FileError::Stale { path: note.path.clone() };
-            let existing = place.existing()?.ok_or_else(stale)?;
-            if existing.hash.to_string() == note.new_hash {
-                continue;
-            }
-            let content = existing.content.as_deref().and_then(|content| applied(content, &note.edits)).ok_or_else(stale)?;
-            if existing.hash.to_string() != note.old_hash || blake3::hash(&content).to_string() != note.new_hash {
-                return Err(stale());
-            }
-            save(&place, &content, Some(&existing))?;
-            note_own_change(vault, run, &place.key, &note.old_hash, blake3::hash(&content));
+            replace(vault, run, guard, note)?;
             failpoint::reach("vault.note");
         }
         failpoint::reach("vault.moving");
-        self.rename(vault, run)?;
+        self.rename(vault, run, guard)?;
         failpoint::reach("vault.moved");
         Ok(())
     }
 
-    fn rename(&self, vault: &Vault, run: &Run) -> Result<(), FileError> {
-        let from = vault.locate(run, &self.from, MissingFolders::Refuse)?;
-        let to = vault.locate(run, &self.to, MissingFolders::Create)?;
+    /// Gives the replaced notes their old text back, after the file could not be moved.
+    fn undo(&self, vault: &Vault, run: &Run, guard: &Guard<'_>) -> Result<(), FileError> {
+        for note in &self.notes {
+            let (old_hash, new_hash) = (note.new_hash.clone(), note.old_hash.clone());
+            let undo = PlannedNote { path: note.path.clone(), old_hash, new_hash, edits: undone(&note.edits) };
+            replace(vault, run, guard, &undo)?;
+        }
+        Ok(())
+    }
+
+    fn rename(&self, vault: &Vault, run: &Run, guard: &Guard<'_>) -> Result<(), FileError> {
+        let from = vault.locate(guard, &self.from, MissingFolders::Refuse)?;
+        let to = vault.locate(guard, &self.to, MissingFolders::Create)?;
         let failed = |source| FileError::io("move", &self.from, source);
         match rustix::fs::renameat_with(&from.folder, &from.name, &to.folder, &to.name, RenameFlags::NOREPLACE) {
             Ok(()) => {}
@@ -257,6 +284,23 @@ impl Plan {
         }
         Ok(())
     }
+}
+
+/// Replaces a note by its planned text, unless that is done.
+fn replace(vault: &Vault, run: &Run, guard: &Guard<'_>, note: &PlannedNote) -> Result<(), FileError> {
+    let place = vault.locate(guard, &note.path, MissingFolders::Refuse)?;
+    let stale = || FileError::Stale { path: note.path.clone() };
+    let existing = place.existing()?.ok_or_else(stale)?;
+    if existing.hash.to_string() == note.new_hash {
+        return Ok(());
+    }
+    let content = existing.content.as_deref().and_then(|content| applied(content, &note.edits)).ok_or_else(stale)?;
+    if existing.hash.to_string() != note.old_hash || blake3::hash(&content).to_string() != note.new_hash {
+        return Err(stale());
+    }
+    save(&place, &content, Some(&existing))?;
+    note_own_change(vault, run, &place.key, &note.old_hash, blake3::hash(&content));
+    Ok(())
 }
 
 /// Records the change of a note for a session that knew its content.

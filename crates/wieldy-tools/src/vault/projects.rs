@@ -55,7 +55,8 @@ pub(crate) struct Vaults {
 impl VaultProject {
     /// Returns true if the caller may use the project.
     fn is_for(&self, caller: &Caller, has_tokens: bool) -> bool {
-        let lists = [(&self.tenants, &caller.tenant), (&self.users, &caller.user), (&self.agents, &Some(caller.agent.clone()))];
+        let lists =
+            [(&self.tenants, &caller.tenant), (&self.users, &caller.user), (&self.agents, &Some(caller.agent.clone()))];
         let fits = |(names, name): &(&Vec<String>, &Option<String>)| {
             names.is_empty() || name.as_ref().is_some_and(|name| names.contains(name))
         };
@@ -148,7 +149,8 @@ impl Vaults {
 
     /// Returns the error for a project that is not there, or not for this caller.
     fn absent(&self, caller: &Caller, project: &str) -> RunError {
-        let usable = |found: &&VaultProject| found.is_for(caller, self.options.has_tokens) && found.folder(caller).is_some();
+        let usable =
+            |found: &&VaultProject| found.is_for(caller, self.options.has_tokens) && found.folder(caller).is_some();
         let names = self.options.projects.iter().filter(|(_, found)| usable(found)).map(|(name, _)| name.as_str());
         let names: Vec<&str> = names.collect();
         let shown = crate::files::cut(project, 100).escape_debug().to_string();

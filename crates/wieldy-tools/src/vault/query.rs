@@ -165,7 +165,8 @@ mod tests {
 
     #[test]
     fn a_query_is_read_part_by_part() {
-        let query = Query::of("Plan \"green  Tea\" tag:#Work/ path:a/b Status:\"in work\" -old -tag:x -\"not this\"").unwrap();
+        let query =
+            Query::of("Plan \"green  Tea\" tag:#Work/ path:a/b Status:\"in work\" -old -tag:x -\"not this\"").unwrap();
         assert_eq!(query.wanted, texts(&[&["plan"], &["green", "tea"]]));
         assert_eq!(query.unwanted, texts(&[&["old"], &["not", "this"]]));
         let wanted = [

@@ -89,10 +89,12 @@ enum Place {
 }
 
 fn read(vault: &Vault, args: &VaultReadArgs, run: &Run) -> Result<Outcome, FileError> {
+    let rules = vault.rules(run);
+    let guard = vault.workspace.guard(&rules);
     let (answer, index) = vault.look(run, |_, graph, _| {
         let found = find(vault, graph, &args.path)?;
         let path = graph.names.path(found.file).to_owned();
-        let file = vault.read(run, &path).map_err(|error| match error {
+        let file = vault.read(&guard, &path).map_err(|error| match error {
             FileError::Missing { .. } => missing(graph, &path),
             error => error,
         })?;
@@ -154,9 +156,12 @@ fn notes(
     }
     notes.extend(facts.problem.as_ref().map(|problem| format!("[{problem}]")));
     if let Some(backlinks) = backlinks {
-        let shown: Vec<String> =
-            backlinks.iter().map(|link| format!("{}:{}", link["path"].as_str().unwrap_or_default(), link["line"])).collect();
-        notes.push(format!("[linked from: {}]", if shown.is_empty() { "no note".to_owned() } else { shown.join(", ") }));
+        let shown: Vec<String> = backlinks
+            .iter()
+            .map(|link| format!("{}:{}", link["path"].as_str().unwrap_or_default(), link["line"]))
+            .collect();
+        notes
+            .push(format!("[linked from: {}]", if shown.is_empty() { "no note".to_owned() } else { shown.join(", ") }));
     }
     notes.extend(super::note_on_index(index));
     notes
@@ -222,7 +227,11 @@ fn part(text: &str, facts: &NoteFacts, place: &Place, path: &str) -> Result<Stri
                 let names: Vec<&str> = facts.blocks.iter().map(|(name, _)| name.as_str()).take(20).collect();
                 FileError::refused(
                     format!("`{path}` has no block `{wanted}`"),
-                    if names.is_empty() { "it has no named blocks".to_owned() } else { format!("its blocks: {}", names.join(", ")) },
+                    if names.is_empty() {
+                        "it has no named blocks".to_owned()
+                    } else {
+                        format!("its blocks: {}", names.join(", "))
+                    },
                 )
             })?;
             let end = text[*start..].find('\n').map_or(text.len(), |at| start + at);
@@ -263,7 +272,8 @@ impl Links {
         let shown = facts.links.iter().map(|link| {
             let target = graph.names.resolve(path, &link.path, link.kind.is_markdown());
             let place = link.place.as_ref().map(|place| format!("#{place}")).unwrap_or_default();
-            let mut shown = json!({"target": format!("{}{place}", link.path), "line": link.line, "resolved": target.is_some()});
+            let mut shown =
+                json!({"target": format!("{}{place}", link.path), "line": link.line, "resolved": target.is_some()});
             if let Some(target) = target {
                 shown["path"] = json!(graph.names.path(target.file));
                 if target.ambiguous {
@@ -282,7 +292,9 @@ impl Links {
 fn backlinks(graph: &Graph, file: usize) -> Vec<Value> {
     let shown = |(note, index): &(usize, usize)| {
         let facts = graph.facts[*note].as_ref()?;
-        Some(json!({"path": graph.names.path(*note), "title": graph.title(*note), "line": facts.links.get(*index)?.line}))
+        Some(
+            json!({"path": graph.names.path(*note), "title": graph.title(*note), "line": facts.links.get(*index)?.line}),
+        )
     };
     graph.links_in[file].iter().filter_map(shown).collect()
 }

@@ -14,6 +14,8 @@ use crate::files::{Editable, FileError};
 pub(crate) struct Edit {
     pub(crate) start: usize,
     pub(crate) end: usize,
+    /// The text before and after.
+    pub(crate) old: String,
     pub(crate) new: String,
 }
 
@@ -49,7 +51,8 @@ impl Rewrite {
                 }
                 let path = after.link_to(from, before.file, &link.path, link.kind.is_markdown());
                 let new = written(link, &path).ok_or_else(|| unwritable(graph.names.path(note), link, &path))?;
-                rewrite.edits.entry(note).or_default().push(Edit { start: link.start, end: link.end, new });
+                let edit = Edit { start: link.start, end: link.end, old: String::new(), new };
+                rewrite.edits.entry(note).or_default().push(edit);
             }
         }
         Ok(rewrite)
@@ -70,6 +73,25 @@ fn unwritable(note: &str, link: &Link, path: &str) -> FileError {
         format!("the link to `{}` in line {} of `{note}` cannot be written as `{path}`", link.path, link.line),
         "choose a path without `[ ] # ^ | \\`, or set `update_links` to false",
     )
+}
+
+/// Completes the edits by the text that they replace.
+pub(crate) fn with_old(content: &[u8], edits: &[Edit]) -> Option<Vec<Edit>> {
+    let editable = Editable::of(content).ok()?;
+    let whole = |edit: &Edit| Some(Edit { old: editable.text.get(edit.start..edit.end)?.to_owned(), ..edit.clone() });
+    edits.iter().map(whole).collect()
+}
+
+/// Returns the edits that undo these.
+pub(crate) fn undone(edits: &[Edit]) -> Vec<Edit> {
+    let (mut before, mut after) = (0, 0);
+    let undo = |edit: &Edit| {
+        after += edit.start - before;
+        let start = after;
+        (before, after) = (edit.end, after + edit.new.len());
+        Edit { start, end: after, old: edit.new.clone(), new: edit.old.clone() }
+    };
+    edits.iter().map(undo).collect()
 }
 
 /// Returns the content of a note with its edits, or `None` if they do not fit it.

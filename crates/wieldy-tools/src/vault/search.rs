@@ -125,7 +125,8 @@ fn search(vault: &Vault, args: &VaultSearchArgs, run: &Run) -> Result<Outcome, F
         lines.push(format!("[only {CHECKED_MAX} notes were looked at; add words]"));
     }
     lines.extend(super::note_on_index(&index));
-    let mut answer = json!({"results": results, "total": total, "matched": mode, "project_id": args.project_id, "index": index});
+    let mut answer =
+        json!({"results": results, "total": total, "matched": mode, "project_id": args.project_id, "index": index});
     if next < total {
         answer["cursor"] = json!(next.to_string());
     }
@@ -215,8 +216,10 @@ impl Search<'_> {
         let mean = (total as f64 / files.len().max(1) as f64).max(1.0);
         let (mut found, mut checked, mut cut) = (Vec::new(), 0, false);
         for file in files {
-            let name: HashSet<String> =
-                words(stem(self.graph.names.path(*file))).chain(words(self.graph.title(*file))).map(|(word, _)| word).collect();
+            let name: HashSet<String> = words(stem(self.graph.names.path(*file)))
+                .chain(words(self.graph.title(*file)))
+                .map(|(word, _)| word)
+                .collect();
             let may_hold = |part: &Vec<String>, terms: &HashMap<String, Term>| {
                 part.iter().all(|word| {
                     name.contains(word)
@@ -247,7 +250,8 @@ impl Search<'_> {
                 let Some((text, _)) = self.text(*file) else { continue };
                 let text: Vec<String> = words(&text).map(|(word, _)| word).collect();
                 let is_in = |part: &Vec<String>| {
-                    text.windows(part.len()).any(|window| window == part.as_slice()) || part.len() == 1 && name.contains(&part[0])
+                    text.windows(part.len()).any(|window| window == part.as_slice())
+                        || part.len() == 1 && name.contains(&part[0])
                 };
                 held.retain(|part| is_in(part));
                 if !is_enough(&held) || self.query.unwanted.iter().any(is_in) {

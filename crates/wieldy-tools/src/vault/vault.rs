@@ -16,7 +16,7 @@ use super::graph::Graph;
 use super::markdown::NoteFacts;
 use super::names::{is_note, last, stem, workspace_path};
 use crate::files::{
-    FileError, FileLocation, GivenPath, MissingFolders, LastLink, Workspace, WorkspaceError, read_whole,
+    FileError, FileLocation, GivenPath, Guard, LastLink, MissingFolders, Workspace, WorkspaceError, read_whole,
 };
 use crate::index::{Ask, Index, IndexOptions, IndexState, View};
 
@@ -46,11 +46,7 @@ pub(crate) struct ReadFile {
 }
 
 impl Vault {
-    pub(crate) fn open(
-        main: &Arc<Workspace>,
-        folder: &Path,
-        state: Option<&Path>,
-    ) -> Result<Self, WorkspaceError> {
+    pub(crate) fn open(main: &Arc<Workspace>, folder: &Path, state: Option<&Path>) -> Result<Self, WorkspaceError> {
         let root = Arc::new(Workspace::open(folder)?);
         let inside = root.path().strip_prefix(main.path()).ok().and_then(Path::to_str).map(str::to_owned);
         let (workspace, folder) = match inside {
@@ -141,19 +137,18 @@ impl Vault {
     fn inner(&self, path: &Path, shown: &str) -> Result<String, FileError> {
         let inner = path.strip_prefix(&self.folder).ok();
         let is_shown = |inner: &&Path| {
-            inner.components().all(|part| {
-                matches!(part, Component::Normal(name) if !name.as_encoded_bytes().starts_with(b"."))
-            })
+            inner
+                .components()
+                .all(|part| matches!(part, Component::Normal(name) if !name.as_encoded_bytes().starts_with(b".")))
         };
         let inner = inner.filter(is_shown).ok_or_else(|| FileError::Outside { path: shown.to_owned() })?;
         Ok(inner.to_string_lossy().into_owned())
     }
 
     /// Reads a file by its plain path.
-    pub(crate) fn read(&self, run: &Run, path: &str) -> Result<ReadFile, FileError> {
-        let (given, rules) = (self.given(path)?, self.rules(run));
-        let guard = self.workspace.guard(&rules);
-        let (mut file, metadata) = self.workspace.open_file(&given, &guard)?;
+    pub(crate) fn read(&self, guard: &Guard<'_>, path: &str) -> Result<ReadFile, FileError> {
+        let given = self.given(path)?;
+        let (mut file, metadata) = self.workspace.open_file(&given, guard)?;
         let key = self.workspace.key(&given)?;
         self.inner(Path::new(&key), path)?;
         // The path may lead elsewhere by now, so the open file counts.
@@ -164,15 +159,26 @@ impl Vault {
         Ok(ReadFile { hash: blake3::hash(&content), content, metadata, key })
     }
 
-    /// Finds the place of a file that is written, by its plain path.
-    pub(crate) fn locate(&self, run: &Run, path: &str, folders: MissingFolders) -> Result<FileLocation, FileError> {
-        let (given, rules) = (self.given(path)?, self.rules(run));
-        // This check comes before folders are made.
+    /// Refuses a path that leads out of the vault, or at which nothing may be made, changed or removed.
+    pub(crate) fn check_place(&self, guard: &Guard<'_>, path: &str) -> Result<(), FileError> {
         for name in self.workspace.names_of(&workspace_path(&self.folder, path)) {
             self.inner(Path::new(&name), path)?;
+            guard.check_changed(Path::new(&name))?;
         }
-        let guard = self.workspace.guard(&rules);
-        let place = self.workspace.locate(&given, folders, LastLink::Target, &guard)?;
+        Ok(())
+    }
+
+    /// Finds the place of a file that is written, by its plain path.
+    pub(crate) fn locate(
+        &self,
+        guard: &Guard<'_>,
+        path: &str,
+        folders: MissingFolders,
+    ) -> Result<FileLocation, FileError> {
+        let given = self.given(path)?;
+        // This check comes before folders are made.
+        self.check_place(guard, path)?;
+        let place = self.workspace.locate(&given, folders, LastLink::Target, guard)?;
         self.inner(Path::new(&place.key), path)?;
         if let Some(real) = self.workspace.current_path(&place.folder) {
             self.inner(&real.join(&place.name), path)?;
@@ -205,7 +211,12 @@ pub(crate) fn missing(graph: &Graph, wanted: &str) -> FileError {
     let names: Vec<&str> = graph.names.stems().collect();
     let same: Vec<&str> = names.iter().copied().filter(|other| last(other).eq_ignore_ascii_case(name)).collect();
     let near = match same.as_slice() {
-        [] => did_you_mean(&near_misses(stem(wanted), names.iter().copied())),
+        [] => {
+            let near = near_misses(name, names.iter().copied().map(last));
+            let paths: Vec<&str> =
+                near.iter().filter_map(|near| names.iter().copied().find(|other| last(other) == *near)).collect();
+            did_you_mean(&paths)
+        }
         same => did_you_mean(&same[..same.len().min(3)]),
     };
     let near = near.unwrap_or_else(|| "look for it with `vault_search` or `vault_list`".to_owned());

@@ -80,7 +80,8 @@ impl Tool for VaultWrite {
     type Args = VaultWriteArgs;
 
     fn spec(&self) -> ToolSpec {
-        let description = "Writes a note of the vault: a new one, all of its text, or a part. Other properties are kept.";
+        let description =
+            "Writes a note of the vault: a new one, all of its text, or a part. Other properties are kept.";
         super::spec("vault_write", description, 10).scope("oracle").permission("files.write").writes("path")
     }
 
@@ -103,7 +104,8 @@ fn write(vault: &Vault, args: &VaultWriteArgs, run: &Run) -> Result<Outcome, Fil
     let changes = changes(args)?;
     let path = target(vault, run, &args.path)?;
     let folders = if matches!(args.mode, Mode::Section) { MissingFolders::Refuse } else { MissingFolders::Create };
-    let place = vault.locate(run, &path, folders)?;
+    let rules = vault.rules(run);
+    let place = vault.locate(&vault.workspace.guard(&rules), &path, folders)?;
     let _alone = vault.workspace.lock_for_writing(&place.key);
     let existing = place.existing()?;
     check(vault, args, run, &place, existing.as_ref(), &path)?;
@@ -242,7 +244,8 @@ fn changes(args: &VaultWriteArgs) -> Result<Map<String, Value>, FileError> {
     if let Some(title) = &args.title {
         changes.insert("title".to_owned(), json!(title));
     }
-    let is_key = |key: &String| !key.trim().is_empty() && key.len() <= KEY_BYTES_MAX && !key.chars().any(char::is_control);
+    let is_key =
+        |key: &String| !key.trim().is_empty() && key.len() <= KEY_BYTES_MAX && !key.chars().any(char::is_control);
     match changes.keys().find(|key| !is_key(key)) {
         Some(key) => Err(FileError::refused(
             format!("`{}` cannot be the name of a property", key.escape_debug()),
@@ -253,12 +256,7 @@ fn changes(args: &VaultWriteArgs) -> Result<Map<String, Value>, FileError> {
 }
 
 /// Returns the new text of the note.
-fn edited(
-    old: &str,
-    args: &VaultWriteArgs,
-    changes: &Map<String, Value>,
-    path: &str,
-) -> Result<String, FileError> {
+fn edited(old: &str, args: &VaultWriteArgs, changes: &Map<String, Value>, path: &str) -> Result<String, FileError> {
     let eol = if old.contains("\r\n") { "\r\n" } else { "\n" };
     let body = if eol == "\r\n" { args.body.replace("\r\n", "\n").replace('\n', eol) } else { args.body.clone() };
     let facts = NoteFacts::of(old);
@@ -312,13 +310,11 @@ fn too_large(path: &str, bytes: u64) -> FileError {
 /// Returns the links that lead to no file.
 fn unresolved(vault: &Vault, run: &Run, path: &str, facts: &NoteFacts) -> Result<Vec<String>, FileError> {
     let (mut links, _) = vault.look(run, |_, graph, _| {
-        let is_lost = |link: &&super::link::Link| {
-            graph.names.resolve(path, &link.path, link.kind.is_markdown()).is_none()
-        };
+        let is_lost =
+            |link: &&super::link::Link| graph.names.resolve(path, &link.path, link.kind.is_markdown()).is_none();
         facts.links.iter().filter(is_lost).map(|link| link.path.clone()).collect::<Vec<_>>()
     })?;
     let mut seen = std::collections::HashSet::new();
     links.retain(|link| seen.insert(link.clone()));
     Ok(links)
 }
-

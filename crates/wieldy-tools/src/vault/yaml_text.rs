@@ -147,9 +147,10 @@ fn value_start(text: &str) -> Option<usize> {
         '[' | '{' | '#' | '|' | '>' => return None,
         _ => 0,
     };
-    let colon = text[from..].match_indices(':').map(|(at, _)| from + at).find(|at| {
-        text[at + 1..].chars().next().is_none_or(char::is_whitespace)
-    })?;
+    let colon = text[from..]
+        .match_indices(':')
+        .map(|(at, _)| from + at)
+        .find(|at| text[at + 1..].chars().next().is_none_or(char::is_whitespace))?;
     // Text before the colon that is quoted must be the whole key.
     if from > 0 && !text[from..colon].trim().is_empty() {
         return None;

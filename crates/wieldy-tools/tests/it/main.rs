@@ -19,5 +19,6 @@ mod search;
 mod shell;
 mod stale;
 mod torn;
+mod vault;
 mod world;
 mod write;
