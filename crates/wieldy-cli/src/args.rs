@@ -3,6 +3,7 @@
 
 mod help;
 mod history;
+mod vault;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -17,6 +18,7 @@ use crate::commands::completions;
 
 use help::{ARGUMENTS_HELP, CONFIGURATION_HELP, HISTORY_HELP, IMPORT_HELP, LOGIN_HELP, RUN_HELP, TRUST_HELP};
 pub(crate) use history::{AuditArgs, AuditCommand, FilterArgs, HistoryArgs, HistoryCommand, TextIn};
+pub(crate) use vault::{VaultArgs, VaultCommand};
 
 /// Returns a parser of isolation levels by their names.
 fn levels() -> impl TypedValueParser<Value = Level> {
@@ -95,6 +97,9 @@ pub(crate) enum Command {
     /// Show past calls and their events
     #[command(after_help = HISTORY_HELP)]
     History(Box<HistoryArgs>),
+    /// Read, write and search the notes of a vault
+    #[command(after_help = "Example:\n  wieldy vault search green tea")]
+    Vault(VaultArgs),
     /// Verify that the recorded history was not changed
     #[command(after_help = "Example:\n  wieldy audit verify")]
     Audit(AuditArgs),

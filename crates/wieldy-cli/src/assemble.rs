@@ -9,7 +9,7 @@ use wieldy::secrets::PROTECTED_AT_HOME;
 use wieldy::{
     CommandTool, Confirmer, DynamicTimeout, Executor, ExecutorBuilder, FileRules, FolderArtifacts, Level, Manifest,
     ManifestTool, Native, NativeOptions, Oci, OciOptions, OutputSink, ProbeOptions, Problem, Rootfs, SharedTool, Store,
-    Unavailable, Unbound, history_tools,
+    Unavailable, Unbound, VaultOptions, history_tools,
 };
 
 use crate::config::{
@@ -29,6 +29,8 @@ pub(crate) struct Work {
     pub(crate) output: Option<Arc<dyn OutputSink>>,
     /// The only tool beside the built-in ones: manifests are not read.
     pub(crate) program: Option<SharedTool>,
+    /// True if callers come with tokens.
+    pub(crate) has_tokens: bool,
 }
 
 impl Work {
@@ -46,7 +48,7 @@ pub(crate) fn executor(
     work: Work,
 ) -> Result<Executor, Failure> {
     let is_program = work.program.is_some();
-    let builder = builder(config, environment)?.tools(work.program);
+    let builder = builder(config, environment, work.has_tokens)?.tools(work.program);
     let mut builder = builder.sandbox(Native::new(native(config, environment, work.many_calls)));
     builder.output = work.output;
     if is_program {
@@ -95,7 +97,7 @@ pub(crate) fn executor(
 /// Builds an executor to look at and not to run: nothing is written anywhere.
 pub(crate) fn catalogue(config: &Config, environment: &Environment) -> Result<Executor, Failure> {
     let memory = config.history.address.iter().flat_map(|address| history_tools(Store::at(address)));
-    let executor = builder(config, environment)?.tools(memory).build().map_err(Failure::usage)?;
+    let executor = builder(config, environment, false)?.tools(memory).build().map_err(Failure::usage)?;
     add_manifests(&executor, config, environment)?;
     Ok(executor)
 }
@@ -118,12 +120,18 @@ fn artifacts(config: &Config) -> Result<Option<FolderArtifacts>, Failure> {
 
 /// Builds an executor with the built-in tools only, to check manifests against.
 pub(crate) fn executor_of_built_ins(config: &Config, environment: &Environment) -> Result<Executor, Failure> {
-    builder(config, environment)?.build().map_err(Failure::usage)
+    builder(config, environment, false)?.build().map_err(Failure::usage)
 }
 
-fn builder(config: &Config, environment: &Environment) -> Result<ExecutorBuilder, Failure> {
+fn builder(config: &Config, environment: &Environment, has_tokens: bool) -> Result<ExecutorBuilder, Failure> {
     let hint = "`--workspace DIR` or the key `workspace` names another folder";
-    let mut builder = wieldy::builder_with(&config.workspace, tool_environment(config, environment))
+    let vaults = VaultOptions {
+        projects: config.vault.projects.clone(),
+        state: (!config.state.as_os_str().is_empty()).then(|| whole(&config.state)),
+        has_tokens,
+    };
+    let variables = tool_environment(config, environment);
+    let mut builder = wieldy::builder_with_vaults(&config.workspace, variables, vaults)
         .map_err(|error| Failure::usage(error).hint(hint))?;
     for (name, plan) in &config.plans {
         builder.policy = builder.policy.with_plan(name, plan.clone());

@@ -54,7 +54,8 @@ pub use wieldy_store::{
     Verdict, history_tools,
 };
 pub use wieldy_tools::shell::{Attached, Bash, CommandTool, shell_tools};
-pub use wieldy_tools::{Workspace, WorkspaceError, file_tools};
+pub use wieldy_tools::vault::DEFAULT_PROJECT;
+pub use wieldy_tools::{VaultOptions, VaultProject, Workspace, WorkspaceError, file_tools, vault_tools};
 
 /// Begins to build an executor with the built-in tools on `workspace`.
 ///
@@ -74,7 +75,16 @@ pub fn builder_with(
     workspace: &Path,
     environment: BTreeMap<String, String>,
 ) -> Result<ExecutorBuilder, WorkspaceError> {
-    let tools = builtin_tools(workspace, environment)?;
+    builder_with_vaults(workspace, environment, VaultOptions::default())
+}
+
+/// Does the same as [`builder_with`], with folders of notes for the vault tools.
+pub fn builder_with_vaults(
+    workspace: &Path,
+    environment: BTreeMap<String, String>,
+    vaults: VaultOptions,
+) -> Result<ExecutorBuilder, WorkspaceError> {
+    let tools = tools_with_vaults(workspace, environment, vaults)?;
     let mut builder =
         Executor::builder().tools(tools).sandbox(Unconfined::default()).sandbox(Native::new(NativeOptions::default()));
     builder.workspace = absolute(workspace);
@@ -87,7 +97,17 @@ pub fn builtin_tools(
     workspace: &Path,
     environment: BTreeMap<String, String>,
 ) -> Result<Vec<SharedTool>, WorkspaceError> {
-    let mut tools = file_tools(Arc::new(Workspace::open(workspace)?));
+    tools_with_vaults(workspace, environment, VaultOptions::default())
+}
+
+fn tools_with_vaults(
+    workspace: &Path,
+    environment: BTreeMap<String, String>,
+    vaults: VaultOptions,
+) -> Result<Vec<SharedTool>, WorkspaceError> {
+    let workspace = Arc::new(Workspace::open(workspace)?);
+    let mut tools = file_tools(workspace.clone());
+    tools.extend(vault_tools(workspace, vaults));
     tools.extend(shell_tools(environment));
     Ok(tools)
 }

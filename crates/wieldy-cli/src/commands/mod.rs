@@ -18,3 +18,4 @@ pub(crate) mod trust;
 mod arguments;
 mod request;
 pub(crate) mod upstreams;
+pub(crate) mod vault;

@@ -55,6 +55,7 @@ section! {
         tools: FileTools,
         mcp: FileMcp,
         serve: FileServe,
+        vault: FileVault,
         plans: BTreeMap<String, FilePlan>,
     }
     /// The level, format and target of the log.
@@ -280,6 +281,21 @@ section! {
         batch: FileBatch,
         priority_max: FilePriority,
     }
+    /// The default vault with its owners, and further ones.
+    FileVault {
+        root: PathBuf,
+        tenants: Vec<String>,
+        users: Vec<String>,
+        agents: Vec<String>,
+        projects: BTreeMap<String, FileVaultProject>,
+    }
+    /// A further vault with its owners.
+    FileVaultProject {
+        root: PathBuf,
+        tenants: Vec<String>,
+        users: Vec<String>,
+        agents: Vec<String>,
+    }
     /// The limits of a plan; a missing key means no limit, but for `slots`: that of `limits`.
     FilePlan {
         batch_max: Count,
@@ -411,6 +427,7 @@ impl FileConfig {
             tools: Some(FileTools { manifests: Some(Vec::new()) }),
             mcp: Some(FileMcp::defaults()),
             serve: Some(FileServe::defaults()),
+            vault: Some(FileVault::defaults()),
             plans: Some(BTreeMap::new()),
         }
     }
@@ -448,6 +465,9 @@ impl FileConfig {
                     *path = folder.join(&*path);
                 }
             }
+        }
+        if let Some(vault) = &mut self.vault {
+            vault.begin_paths_at(folder);
         }
         let mounts = self.sandbox.iter_mut().flat_map(|sandbox| &mut sandbox.mounts).flatten();
         if !folder.as_os_str().is_empty() {
