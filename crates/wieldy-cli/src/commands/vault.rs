@@ -5,14 +5,15 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
 use serde_json::{Map, Value, json};
-use wieldy::ToolResult;
+use wieldy::{Content, ToolResult};
 
 use super::arguments::arguments;
 use super::call::run_shown;
 use crate::args::{BesideArgs, CallArgs, RunArgs, VaultArgs, VaultCommand};
 use crate::config::{Config, Environment};
 use crate::exit::{Exit, Failure};
-use crate::output::{Printer, shown_in_line};
+use crate::live::Live;
+use crate::output::{Printer, shown, shown_in_line};
 
 /// Maximum size of a text from a file or standard input.
 const BODY_BYTES_MAX: u64 = 32 * 1024 * 1024;
@@ -43,9 +44,16 @@ pub(crate) fn run(
         no_header: false,
         beside: BesideArgs { context: None, metadata: None },
     };
-    run_shown(&call, config, environment, printer, &|result, live| match page.text(result) {
-        Some(text) => printer.data(text.as_bytes()),
-        None => live.print_rest(result),
+    run_shown(&call, config, environment, printer, &|result, live| {
+        if let Some(text) = page.text(result) {
+            return printer.data(text.as_bytes());
+        }
+        if !result.is_success() || &*result.tool == "vault_read" {
+            return page.note(result, live);
+        }
+        live.print_rest(result)?;
+        // The answer is one line or more, and ends without a line end.
+        if printer.stdout_is_terminal() { Ok(()) } else { printer.data(b"\n") }
     })
 }
 
@@ -84,7 +92,10 @@ fn call_of(command: &VaultCommand) -> Result<(&'static str, Map<String, Value>),
         }
         VaultCommand::Move { path, new_path, dry_run, keep_links, .. } => {
             let update_links = !keep_links;
-            ("vault_move", json!({"path": path, "new_path": new_path, "dry_run": dry_run, "update_links": update_links}))
+            (
+                "vault_move",
+                json!({"path": path, "new_path": new_path, "dry_run": dry_run, "update_links": update_links}),
+            )
         }
         VaultCommand::Index { folder, depth, style, title, page, .. } => {
             let given = json!({"folder": folder, "depth": depth, "style": style, "title": title, "path": page});
@@ -146,9 +157,21 @@ impl Page<'_> {
         Some(text)
     }
 
+    /// Prints the text of a note as data, and what wieldy says about it as messages.
+    fn note(&self, result: &ToolResult, live: &Live) -> Result<(), Failure> {
+        let content = result.structured.as_ref().and_then(|answer| answer["content"].as_str());
+        let Some(content) = content else { return live.print_rest(result) };
+        self.printer.tool_text(content)?;
+        for block in result.content.iter().skip(1) {
+            self.printer.tell(&shown(Content::text_of(std::slice::from_ref(block)).trim()));
+        }
+        Ok(())
+    }
+
     fn found(&self, note: &Value) -> String {
         let place = format!("{}:{}", self.path(note), note["line"]);
-        let heading = note["heading"].as_str().map(|heading| format!("  {}", shown_in_line(heading))).unwrap_or_default();
+        let heading =
+            note["heading"].as_str().map(|heading| format!("  {}", shown_in_line(heading))).unwrap_or_default();
         let snippet = shown_in_line(note["snippet"].as_str().unwrap_or_default());
         format!("{}  {}{}\n    {snippet}\n", self.coloured(&place, "35"), self.title(note), self.dim(&heading))
     }

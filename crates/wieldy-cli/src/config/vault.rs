@@ -47,13 +47,16 @@ impl VaultConfig {
         let (mut projects, mut wrong) = (BTreeMap::new(), Vec::new());
         let FileVault { root, tenants, users, agents, projects: others } = file;
         let others = others.unwrap_or_default();
-        let has_owner = [&tenants, &users, &agents].iter().any(|names| names.as_ref().is_some_and(|names| !names.is_empty()));
+        let has_owner =
+            [&tenants, &users, &agents].iter().any(|names| names.as_ref().is_some_and(|names| !names.is_empty()));
         let root = root.filter(|root| !root.as_os_str().is_empty());
         if root.is_none() && has_owner {
             wrong.push("`vault.root` is missing, although the vault has owners".to_owned());
         }
         if root.is_some() && others.contains_key(DEFAULT_PROJECT) {
-            wrong.push(format!("`vault.projects.{DEFAULT_PROJECT}` and `vault.root` name the same vault; leave one out"));
+            wrong.push(format!(
+                "`vault.projects.{DEFAULT_PROJECT}` and `vault.root` name the same vault; leave one out"
+            ));
         }
         let own = root.map(|root| FileVaultProject { root: Some(root), tenants, users, agents });
         let own = own.map(|own| ("vault".to_owned(), DEFAULT_PROJECT.to_owned(), own));
@@ -73,14 +76,19 @@ fn resolved(key: &str, name: &str, file: FileVaultProject, home: Option<&Path>) 
         && name.len() <= NAME_BYTES_MAX
         && name.chars().all(|c| c.is_alphanumeric() || "-_.".contains(c));
     if !is_name {
-        return Err(format!("`{key}`: the name of a project has 1 to {NAME_BYTES_MAX} letters, digits, `-`, `_` and `.`"));
+        return Err(format!(
+            "`{key}`: the name of a project has 1 to {NAME_BYTES_MAX} letters, digits, `-`, `_` and `.`"
+        ));
     }
     let root = file.root.filter(|root| !root.as_os_str().is_empty());
     let root = root.ok_or_else(|| format!("`{key}` has no `root`"))?;
     let root = at_home(&root, home).map_err(|problem| format!("`{key}.root`: {problem}"))?;
     let text = root.to_string_lossy().replace("{tenant}", "").replace("{user}", "");
     if text.contains(['{', '}']) {
-        return Err(format!("`{key}.root`: `{}` has another placeholder than `{{tenant}}` and `{{user}}`", root.display()));
+        return Err(format!(
+            "`{key}.root`: `{}` has another placeholder than `{{tenant}}` and `{{user}}`",
+            root.display()
+        ));
     }
     Ok(VaultProject {
         root: std::path::absolute(&root).unwrap_or(root),

@@ -38,6 +38,12 @@ fn the_list_has_a_line_per_tool() {
     Write           files    writes  Writes a text file, new or in place of the old content, whole or not at all
     history_search  history  reads   Finds calls that you made before, by tool, words, session, status or time
     history_stats   history  reads   Summarizes the calls that you made before: how many, how many failed, how long they took (p50, p95, p99)
+    vault_create_index vault    writes  Writes or updates a page with links to all notes of a vault's folder
+    vault_list      vault    reads   Lists the notes of a vault's folder with titles, tags and numbers of links, 200 at a time
+    vault_move      vault    writes  Moves or renames a note or folder of the vault, and changes all links to it
+    vault_read      vault    reads   Reads a note of the vault with its properties and links
+    vault_search    vault    reads   Searches the notes of a vault, best first, with the line that fits best
+    vault_write     vault    writes  Writes a note of the vault: a new one, all of its text, or a part
 
     ----- stderr -----
     ");

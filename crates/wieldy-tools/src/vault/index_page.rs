@@ -147,7 +147,11 @@ fn create(vault: &Vault, args: &VaultCreateIndexArgs, run: &Run) -> Result<Outco
     }
     let done = if unchanged { "is up to date" } else { "written" };
     let diff = if unchanged { String::new() } else { unified(&path, existing.as_ref().map(|_| old), &content) };
-    let text = format!("`{path}` {done}, {count} notes\n{}", if existing.is_some() { diff } else { String::new() });
+    let text = format!(
+        "`{path}` {done}, {}\n{}",
+        super::counted(count, "note"),
+        if existing.is_some() { diff } else { String::new() }
+    );
     Ok(Outcome::text(text.trim_end().to_owned()).structured(json!({
         "status": "ok",
         "path": path,

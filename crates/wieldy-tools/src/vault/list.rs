@@ -76,7 +76,7 @@ impl Tool for VaultList {
 
     fn spec(&self) -> ToolSpec {
         let description = "Lists the notes of a vault's folder with titles, tags and numbers of links, 200 at a time.";
-        super::spec("vault_list", description, 10).read_only().permission("files.read").reads("folder")
+        super::spec("vault_list", description, 10).scope("oracle").read_only().permission("files.read").reads("folder")
     }
 
     fn names_of(&self, _: &str, _: &Confinement) -> Vec<String> {

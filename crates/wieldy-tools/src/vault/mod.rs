@@ -89,6 +89,11 @@ fn has_tag(facts: &NoteFacts, tag: &str) -> bool {
     })
 }
 
+/// Formats a count with its noun: "1 note", "2 notes".
+fn counted(count: usize, thing: &str) -> String {
+    format!("{count} {thing}{}", if count == 1 { "" } else { "s" })
+}
+
 /// Returns the number in a cursor.
 fn offset(cursor: Option<&str>) -> Result<usize, FileError> {
     cursor.map_or(Ok(0), |cursor| {

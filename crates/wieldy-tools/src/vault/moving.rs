@@ -157,11 +157,9 @@ impl Planned {
         let (before, after) = self.unresolved;
         let verb = if args.dry_run { "would move" } else { "moved" };
         let mut text = format!("{verb} `{}` to `{}`", self.plan.from, self.plan.to);
-        text.push_str(&format!(
-            "; {links} links in {} notes {}",
-            updated.len(),
-            if args.dry_run { "would change" } else { "changed" }
-        ));
+        let (links, notes) = (super::counted(links, "link"), super::counted(updated.len(), "note"));
+        let done = if args.dry_run { "would change" } else { "changed" };
+        text.push_str(&format!("; {links} in {notes} {done}"));
         for note in self.plan.notes.iter().take(50) {
             text.push_str(&format!("\n  {} ({})", self.now(&note.path), note.edits.len()));
         }

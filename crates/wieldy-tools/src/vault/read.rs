@@ -54,6 +54,7 @@ impl Tool for VaultRead {
 
     fn spec(&self) -> ToolSpec {
         super::spec("vault_read", "Reads a note of the vault with its properties and links.", 10)
+            .scope("oracle")
             .read_only()
             .permission("files.read")
             .reads("path")
