@@ -5,6 +5,7 @@ mod code;
 mod help;
 mod history;
 mod threads;
+mod vault;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -23,6 +24,7 @@ use help::{
 };
 pub(crate) use history::{AuditArgs, AuditCommand, FilterArgs, HistoryArgs, HistoryCommand, TextIn};
 pub(crate) use threads::{ThreadsArgs, ThreadsCaller, ThreadsCommand, ThreadsStatus};
+pub(crate) use vault::{VaultArgs, VaultCommand};
 
 /// Returns a parser of isolation levels by their names.
 fn levels() -> impl TypedValueParser<Value = Level> {
@@ -107,6 +109,9 @@ pub(crate) enum Command {
     /// List, read, search and write threads: the notes that agents leave for later
     #[command(after_help = "Example:\n  wieldy threads list")]
     Threads(Box<ThreadsArgs>),
+    /// Read, write and search the notes of a vault
+    #[command(after_help = "Example:\n  wieldy vault search green tea")]
+    Vault(VaultArgs),
     /// Verify that the recorded history was not changed
     #[command(after_help = "Example:\n  wieldy audit verify")]
     Audit(AuditArgs),

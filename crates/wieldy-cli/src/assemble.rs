@@ -9,7 +9,7 @@ use wieldy::secrets::PROTECTED_AT_HOME;
 use wieldy::{
     BuiltinOptions, CommandTool, Confirmer, DynamicTimeout, Executor, ExecutorBuilder, FileRules, FolderArtifacts,
     Level, Manifest, ManifestTool, Native, NativeOptions, Oci, OciOptions, OutputSink, ProbeOptions, Problem, Rootfs,
-    SharedTool, Store, Unavailable, Unbound, history_tools, thread_tools,
+    SharedTool, Store, Unavailable, Unbound, VaultOptions, history_tools, thread_tools,
 };
 
 use crate::config::{
@@ -30,6 +30,8 @@ pub(crate) struct Work {
     pub(crate) output: Option<Arc<dyn OutputSink>>,
     /// The only tool beside the built-in ones: manifests are not read.
     pub(crate) program: Option<SharedTool>,
+    /// True if callers come with tokens.
+    pub(crate) has_tokens: bool,
 }
 
 impl Work {
@@ -47,7 +49,7 @@ pub(crate) fn executor(
     work: Work,
 ) -> Result<Executor, Failure> {
     let is_program = work.program.is_some();
-    let builder = builder(config, environment)?.tools(work.program);
+    let builder = builder(config, environment, work.has_tokens)?.tools(work.program);
     let mut builder = builder.sandbox(Native::new(native(config, environment, work.many_calls)));
     builder.output = work.output;
     if is_program {
@@ -99,7 +101,7 @@ pub(crate) fn executor(
 pub(crate) fn catalogue(config: &Config, environment: &Environment) -> Result<Executor, Failure> {
     let memory = config.history.address.iter().flat_map(|address| history_tools(Store::at(address)));
     let threads = history::threads(config).into_iter().flat_map(thread_tools);
-    let executor = builder(config, environment)?.tools(memory).tools(threads).build().map_err(Failure::usage)?;
+    let executor = builder(config, environment, false)?.tools(memory).tools(threads).build().map_err(Failure::usage)?;
     add_manifests(&executor, config, environment)?;
     check_names(config, &executor)?;
     Ok(executor)
@@ -123,15 +125,17 @@ fn artifacts(config: &Config) -> Result<Option<FolderArtifacts>, Failure> {
 
 /// Builds an executor with the built-in tools only, to check manifests against.
 pub(crate) fn executor_of_built_ins(config: &Config, environment: &Environment) -> Result<Executor, Failure> {
-    builder(config, environment)?.build().map_err(Failure::usage)
+    builder(config, environment, false)?.build().map_err(Failure::usage)
 }
 
-fn builder(config: &Config, environment: &Environment) -> Result<ExecutorBuilder, Failure> {
+fn builder(config: &Config, environment: &Environment, has_tokens: bool) -> Result<ExecutorBuilder, Failure> {
     let hint = "`--workspace DIR` or the key `workspace` names another folder";
+    let state = (!config.state.as_os_str().is_empty()).then(|| whole(&config.state));
     let options = BuiltinOptions {
         environment: tool_environment(config, environment),
-        state: (!config.state.as_os_str().is_empty()).then(|| whole(&config.state)),
+        state: state.clone(),
         code: config.code,
+        vaults: VaultOptions { projects: config.vault.projects.clone(), state, has_tokens },
     };
     let mut builder =
         wieldy::builder_of(&config.workspace, options).map_err(|error| Failure::usage(error).hint(hint))?;

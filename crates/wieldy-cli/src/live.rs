@@ -56,6 +56,12 @@ impl Live {
     pub(crate) async fn spin(&self, mut events: Observer) -> Infallible {
         // Before the start of the tool, a person may be asked at the same terminal.
         while let Some(seen) = events.next().await {
+            if let Seen::Event(event) = &seen
+                && let Body::CallProgress { percent: Some(percent), message, stream: None, .. } = &event.body
+            {
+                let message = message.as_deref().map(shown_in_line).unwrap_or_default();
+                self.spinner.set_message(format!("{percent:.0} % {message}"));
+            }
             if matches!(&seen, Seen::Event(event) if matches!(event.body, Body::CallStarted { .. })) {
                 tokio::time::sleep(SPINNER_AFTER).await;
                 let shown = self.lock();
@@ -64,7 +70,6 @@ impl Live {
                     self.spinner.reset_elapsed();
                     self.spinner.enable_steady_tick(SPINNER_EVERY);
                 }
-                break;
             }
         }
         std::future::pending().await

@@ -103,6 +103,11 @@ fn run(arguments: Arguments, printer: &Printer) -> Result<Exit, Failure> {
             let config = load(Overrides::of(&global).serving(&serve.serving))?;
             commands::serve::run(&serve, &config, &environment, printer)
         }
+        Command::Vault(vault) => {
+            compile_patterns();
+            let config = load(Overrides::of(&global).run(&vault.command.on().run))?;
+            commands::vault::run(vault, &config, &environment, printer)
+        }
         Command::History(history) => commands::history::run(&history, &load(Overrides::of(&global))?, printer),
         Command::Threads(threads) => {
             let config = load(Overrides::of(&global))?;

@@ -387,11 +387,23 @@ impl Run {
 
     /// Reports that a file changed since the session last read it.
     pub fn source_stale(&self, path: &str, previous_hash: &str, current_hash: Option<&str>) {
-        let change = if current_hash.is_some() { "changed" } else { "was removed" };
         let arguments = self.state.flight.subject.arguments.value();
+        let project_id = arguments.get("project_id").and_then(|id| id.as_str());
+        self.source_stale_in(project_id, path, previous_hash, current_hash);
+    }
+
+    /// Reports that a file of a project changed since the session last read it.
+    pub fn source_stale_in(
+        &self,
+        project_id: Option<&str>,
+        path: &str,
+        previous_hash: &str,
+        current_hash: Option<&str>,
+    ) {
+        let change = if current_hash.is_some() { "changed" } else { "was removed" };
         self.state.flight.record(Body::SourceStale {
             path: path.to_owned(),
-            project_id: arguments.get("project_id").and_then(|id| id.as_str()).map(str::to_owned),
+            project_id: project_id.map(str::to_owned),
             previous_hash: previous_hash.to_owned(),
             current_hash: current_hash.map(str::to_owned),
             message: format!("`{path}` {change} since this session last read it"),

@@ -32,16 +32,19 @@ use std::sync::Arc;
 use wieldy_core::SharedTool;
 
 pub mod code;
+mod failpoint;
 pub mod files;
 #[allow(dead_code, reason = "each tool that asks the index uses another part of it")]
 mod index;
 pub mod notes;
 pub mod shell;
+pub mod vault;
 
 pub use code::{CodeOptions, code_tools};
 pub use files::{Workspace, WorkspaceError};
 pub use notes::NotifySelf;
 pub use shell::{Bash, CommandTool};
+pub use vault::{VaultOptions, VaultProject, vault_tools};
 
 /// Returns the tools for this workspace, and `GetArtifact`.
 pub fn file_tools(workspace: Arc<Workspace>) -> Vec<SharedTool> {

@@ -55,7 +55,10 @@ pub use wieldy_store::{
     ThreadError, ThreadProblem, ThreadVerdict, Threads, Verdict, history_tools, thread_tools,
 };
 pub use wieldy_tools::shell::{Attached, Bash, CommandTool, shell_tools};
-pub use wieldy_tools::{CodeOptions, NotifySelf, Workspace, WorkspaceError, code_tools, file_tools};
+pub use wieldy_tools::vault::DEFAULT_PROJECT;
+pub use wieldy_tools::{
+    CodeOptions, NotifySelf, VaultOptions, VaultProject, Workspace, WorkspaceError, code_tools, file_tools, vault_tools,
+};
 
 /// Begins to build an executor with the built-in tools on `workspace`.
 ///
@@ -101,13 +104,16 @@ pub struct BuiltinOptions {
     pub state: Option<PathBuf>,
     /// The options of the code tools.
     pub code: CodeOptions,
+    /// The folders of notes for the vault tools.
+    pub vaults: VaultOptions,
 }
 
 /// Returns the built-in tools on `workspace`.
 pub fn builtin_tools(workspace: &Path, options: BuiltinOptions) -> Result<Vec<SharedTool>, WorkspaceError> {
     let workspace = Arc::new(Workspace::open(workspace)?);
     let mut tools = file_tools(workspace.clone());
-    tools.extend(code_tools(workspace, options.state, options.code));
+    tools.extend(code_tools(workspace.clone(), options.state, options.code));
+    tools.extend(vault_tools(workspace, options.vaults));
     tools.extend(shell_tools(options.environment));
     // The zone of the machine, like its processors, is no setting of the program.
     tools.push(Arc::new(NotifySelf::new(TimeZone::system())));

@@ -20,11 +20,25 @@ use crate::{assemble, confirm, history, in_runtime, log, upstreams};
 /// The tool that almost always runs a program. For its calls, the fork server starts while the history is opened.
 const BASH: &str = "Bash";
 
+/// Prints a result for people.
+pub(crate) type Show<'a> = &'a (dyn Fn(&ToolResult, &Live) -> Result<(), Failure> + Sync);
+
 pub(crate) fn run(
     args: &CallArgs,
     config: &Config,
     environment: &Environment,
     printer: &Printer,
+) -> Result<Exit, Failure> {
+    run_shown(args, config, environment, printer, &|result, live| live.print_rest(result))
+}
+
+/// Makes the call, and prints its result for people by `show`.
+pub(crate) fn run_shown(
+    args: &CallArgs,
+    config: &Config,
+    environment: &Environment,
+    printer: &Printer,
+    show: Show<'_>,
 ) -> Result<Exit, Failure> {
     if args.in_background {
         let told = anyhow!("`--async` needs the REST API of a server, which this version does not have");
@@ -47,7 +61,8 @@ pub(crate) fn run(
         let executor = assemble::executor(config, environment, confirmer, history.as_ref(), work)?;
         let servers = upstreams::open_for(&[&args.tool], config, environment, &executor).await?;
         let ended =
-            call(args, beside.on(Call::new(args.tool.as_str(), arguments)), config, &executor, &live, printer).await;
+            call(args, beside.on(Call::new(args.tool.as_str(), arguments)), config, &executor, (&live, show), printer)
+                .await;
         servers.close().await;
         ended
     };
@@ -60,7 +75,7 @@ async fn call(
     call: Call,
     config: &Config,
     executor: &Executor,
-    live: &Live,
+    (live, show): (&Live, Show<'_>),
     printer: &Printer,
 ) -> Result<Exit, Failure> {
     request::warn_of_no_isolation(config, printer);
@@ -92,7 +107,7 @@ async fn call(
     match presentation(args) {
         Some(how) => printer.tool_text(&present(&result, &how))?,
         None => {
-            print(&result, live, printer)?;
+            print(&result, live, show, printer)?;
             printer.notes(&result.notes, result.notes_waiting);
         }
     }
@@ -122,11 +137,11 @@ fn presentation(args: &CallArgs) -> Option<Presentation> {
 }
 
 /// Prints the tool's text, even of a failed run, or with `--json` the whole result.
-fn print(result: &ToolResult, live: &Live, printer: &Printer) -> Result<(), Failure> {
+fn print(result: &ToolResult, live: &Live, show: Show<'_>, printer: &Printer) -> Result<(), Failure> {
     if printer.json {
         printer.json(result)?;
     } else {
-        live.print_rest(result)?;
+        show(result, live)?;
         let left_out = result.content.iter().filter(|block| !matches!(block, Content::Text { .. })).count();
         if left_out > 0 {
             printer

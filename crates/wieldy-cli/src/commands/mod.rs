@@ -20,3 +20,4 @@ pub(crate) mod trust;
 mod arguments;
 mod request;
 pub(crate) mod upstreams;
+pub(crate) mod vault;

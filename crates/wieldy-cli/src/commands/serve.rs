@@ -33,7 +33,8 @@ pub(crate) fn run(
     let work = async {
         let server = HttpServer::bind(http).await.map_err(|error| unable(error, args))?;
         let confirmer = confirm::beforehand(args.serving.yes);
-        let many = assemble::Work::many_calls();
+        let has_tokens = !config.serve.tokens.is_empty();
+        let many = assemble::Work { has_tokens, ..assemble::Work::many_calls() };
         let executor = assemble::executor(config, environment, confirmer, history.as_ref(), many)?;
         request::warn_of_no_isolation(config, printer);
         if config.serve.tokens.is_empty() {

@@ -57,6 +57,7 @@ section! {
         tools: FileTools,
         mcp: FileMcp,
         serve: FileServe,
+        vault: FileVault,
         plans: BTreeMap<String, FilePlan>,
     }
     /// The level, format and target of the log.
@@ -296,6 +297,21 @@ section! {
         batch: FileBatch,
         priority_max: FilePriority,
     }
+    /// The default vault with its owners, and further ones.
+    FileVault {
+        root: PathBuf,
+        tenants: Vec<String>,
+        users: Vec<String>,
+        agents: Vec<String>,
+        projects: BTreeMap<String, FileVaultProject>,
+    }
+    /// A further vault with its owners.
+    FileVaultProject {
+        root: PathBuf,
+        tenants: Vec<String>,
+        users: Vec<String>,
+        agents: Vec<String>,
+    }
     /// The limits of a plan. A missing key of a plan that is not shipped means no limit; for `slots`, that of `limits`.
     FilePlan {
         batch_max: Count,
@@ -439,6 +455,7 @@ impl FileConfig {
             mcp: Some(FileMcp::defaults()),
             serve: Some(FileServe::defaults()),
             plans: Some(executor.policy.plans().iter().map(|(name, plan)| (name.clone(), plan.into())).collect()),
+            vault: Some(FileVault::defaults()),
         }
     }
 
@@ -475,6 +492,9 @@ impl FileConfig {
                     *path = folder.join(&*path);
                 }
             }
+        }
+        if let Some(vault) = &mut self.vault {
+            vault.begin_paths_at(folder);
         }
         let mounts = self.sandbox.iter_mut().flat_map(|sandbox| &mut sandbox.mounts).flatten();
         if !folder.as_os_str().is_empty() {

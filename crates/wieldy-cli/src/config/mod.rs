@@ -23,6 +23,7 @@ mod serve;
 mod text;
 mod trust;
 mod value;
+mod vault;
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::Read;
@@ -40,12 +41,14 @@ use crate::exit::Failure;
 use crate::output::shown_in_line;
 use file::{
     FileBackoff, FileConfig, FileHistory, FileLog, FileMcp, FileRate, FileResourceLimits, FileSandbox, FileServe,
+    FileVault,
 };
 use layers::{CONFIG_VARIABLE, ConfigError, Layers, Mistakes};
 use resources::{limits_above_maximum, limits_of_tools};
 use sandbox::SandboxConfig;
 use serve::ServeConfig;
 use value::{Time, Whole};
+use vault::VaultConfig;
 
 pub(crate) use file::FileServer;
 pub(crate) use folder::{Folder, MANIFEST_BYTES_MAX, PROJECT_FOLDER, is_manifest};
@@ -107,6 +110,7 @@ pub(crate) struct Config {
     pub(crate) manifests: Vec<PathBuf>,
     pub(crate) mcp: McpConfig,
     pub(crate) serve: ServeConfig,
+    pub(crate) vault: VaultConfig,
     /// Each value as it is written, for people.
     pub(crate) values: Vec<Shown>,
     /// Possible mistakes that are no errors.
@@ -303,10 +307,11 @@ impl Config {
         let mcp = kept(mcp(file.mcp.expect(SET), home, floor), &mut more);
         let log = kept(log(layers, file.log.expect(SET).0, home), &mut more);
         let serve = kept(serve(file.serve.expect(SET), home), &mut more);
+        let vault = kept(vault(file.vault.expect(SET), home), &mut more);
         more.retain(|mistake| !mistake.keys.iter().any(|key| mistakes.concern(key)));
         mistakes.add(more);
-        let (Some(sandbox), Some(history), Some(mcp), Some(log), Some(mut serve), []) =
-            (sandbox, history, mcp, log, serve, mistakes.0.as_slice())
+        let (Some(sandbox), Some(history), Some(mcp), Some(log), Some(mut serve), Some(vault), []) =
+            (sandbox, history, mcp, log, serve, vault, mistakes.0.as_slice())
         else {
             return Err(mistakes);
         };
@@ -352,6 +357,7 @@ impl Config {
             manifests: file.tools.and_then(|tools| tools.manifests).expect(SET),
             mcp,
             serve,
+            vault,
             values: shown_values(layers),
             warnings: Vec::new(),
         })
@@ -424,6 +430,11 @@ fn sandbox(
 /// Resolves the section `serve`.
 fn serve(file: FileServe, home: Option<&Path>) -> Result<ServeConfig, Vec<ConfigError>> {
     ServeConfig::resolve(file, home).map_err(|messages| in_section("serve", messages))
+}
+
+/// Resolves the section `vault`.
+fn vault(file: FileVault, home: Option<&Path>) -> Result<VaultConfig, Vec<ConfigError>> {
+    VaultConfig::resolve(file, home).map_err(|messages| in_section("vault", messages))
 }
 
 /// Returns true if the value of a key must not be shown.

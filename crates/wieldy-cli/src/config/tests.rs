@@ -76,6 +76,7 @@ fn the_template_has_every_key_with_its_default() {
                     "resources.tools",
                     "history.tools",
                     "threads.projects",
+                    "vault.projects",
                 ]
                 .contains(&key.as_str())
         })

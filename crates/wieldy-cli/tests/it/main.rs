@@ -33,4 +33,5 @@ mod toolchains;
 mod tools;
 mod trust;
 mod upstreams;
+mod vault;
 mod world;

@@ -11,13 +11,13 @@ use serde_json::{Value, json};
 use crate::world::World;
 
 /// A running `wieldy serve`, and its address.
-struct Server {
+pub(crate) struct Server {
     child: Child,
     address: String,
 }
 
 impl Server {
-    fn start(world: &World, arguments: &[&str]) -> Self {
+    pub(crate) fn start(world: &World, arguments: &[&str]) -> Self {
         let arguments = [&["serve", "--listen", "127.0.0.1:0", "--json"], arguments].concat();
         let mut child = world.command(&arguments).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
@@ -50,7 +50,7 @@ impl Server {
     }
 
     /// Calls a tool as a client of the newest protocol revision.
-    fn call(&self, headers: &[&str], tool: &str, arguments: Value) -> (u16, String) {
+    pub(crate) fn call(&self, headers: &[&str], tool: &str, arguments: Value) -> (u16, String) {
         self.ask(headers, "tools/call", tool, json!({"name": tool, "arguments": arguments}), json!({}))
     }
 
@@ -74,7 +74,7 @@ impl Server {
     }
 
     /// Sends SIGTERM, waits for the end, and returns the standard error.
-    fn stop(mut self) -> String {
+    pub(crate) fn stop(mut self) -> String {
         kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
         let mut said = String::new();
         self.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();

@@ -43,6 +43,12 @@ fn the_list_has_a_line_per_tool() {
     thread_push     threads  writes  Appends an entry to a thread: what you want to know later, such as a decision, its reason, a result or an open question
     thread_read     threads  reads   Reads the entries of a thread, with type, author and time
     thread_seek     threads  reads   Searches the entries of your threads, such as earlier decisions, by their words
+    vault_create_index vault    writes  Writes or updates a page with links to all notes of a vault's folder
+    vault_list      vault    reads   Lists the notes of a vault's folder with titles, tags and numbers of links, 200 at a time
+    vault_move      vault    writes  Moves or renames a note or folder of the vault, and changes all links to it
+    vault_read      vault    reads   Reads a note of the vault with its properties and links
+    vault_search    vault    reads   Searches the notes of a vault, best first, with the line that fits best
+    vault_write     vault    writes  Writes a note of the vault: a new one, all of its text, or a part
 
     ----- stderr -----
     ");

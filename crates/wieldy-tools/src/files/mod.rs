@@ -28,21 +28,25 @@ mod write;
 
 pub use artifact::GetArtifact;
 pub use delete::Delete;
+pub(crate) use diff::unified;
 pub use edit::Edit;
 pub(crate) use error::{FileError, blocking};
 pub use glob::Glob;
 pub(crate) use guard::Guard;
 pub use list::List;
 pub(crate) use matches::{COUNT_MAX, FileSink, LineKind, ResultLine, TEXT_BYTES_MAX, shown};
+pub(crate) use path::GivenPath;
 pub use query::QueryVfs;
 pub use read::Read;
+pub(crate) use save::save;
 pub use search::Search;
 pub(crate) use search::{Case, LineSearch};
 pub(crate) use spelling::relative;
-pub(crate) use text::{decode, is_binary};
+pub(crate) use text::{Editable, cut, decode, is_binary};
 pub(crate) use walk::WalkOptions;
+pub(crate) use workspace::{ExistingFile, FILE_BYTES_MAX, FileLocation, LastLink, MissingFolders};
 pub use workspace::{Workspace, WorkspaceError};
-pub(crate) use workspace::{open_beneath, read_options};
+pub(crate) use workspace::{open_beneath, read_options, read_whole};
 pub use write::Write;
 
 use std::time::Duration;

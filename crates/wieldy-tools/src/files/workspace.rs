@@ -278,9 +278,19 @@ impl Workspace {
 
     /// Waits until no other thread of this process writes the file of this key.
     pub(crate) fn lock_for_writing(&self, key: &str) -> MutexGuard<'_, ()> {
-        let index = usize::from(blake3::hash(key.as_bytes()).as_bytes()[0]) % WRITERS_MAX;
+        self.lock_writer(writer(key))
+    }
+
+    /// Waits until no other thread of this process writes one of these files.
+    pub(crate) fn lock_all_for_writing<'a>(&self, keys: impl Iterator<Item = &'a str>) -> Vec<MutexGuard<'_, ()>> {
+        // In one order, so that two threads with several locks never wait for each other.
+        let places: std::collections::BTreeSet<usize> = keys.map(writer).collect();
+        places.into_iter().map(|place| self.lock_writer(place)).collect()
+    }
+
+    fn lock_writer(&self, place: usize) -> MutexGuard<'_, ()> {
         // The lock guards nothing in memory, so another writer's panic has broken nothing.
-        self.writers[index].lock().unwrap_or_else(PoisonError::into_inner)
+        self.writers[place].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds a suggestion to the error for a missing file.
@@ -349,6 +359,11 @@ impl FileLocation {
         let metadata = regular(&file, &self.key)?;
         Ok(Some((file, metadata)))
     }
+}
+
+/// Returns the position of a file's write lock.
+fn writer(key: &str) -> usize {
+    usize::from(blake3::hash(key.as_bytes()).as_bytes()[0]) % WRITERS_MAX
 }
 
 /// Opens an entry of `folder` for reading, unless it is a symbolic link. Does not block on a pipe.

@@ -22,5 +22,6 @@ mod search;
 mod shell;
 mod stale;
 mod torn;
+mod vault;
 mod world;
 mod write;
