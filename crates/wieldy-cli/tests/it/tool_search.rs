@@ -8,7 +8,7 @@ use crate::mcp::Client;
 use crate::world::World;
 
 /// Questions in the words of users, each with the tool to be found.
-const QUESTIONS: [(&str, &str); 70] = [
+const QUESTIONS: &[(&str, &str)] = &[
     ("run a shell command", "Bash"),
     ("execute a script", "Bash"),
     ("use the terminal", "Bash"),
@@ -79,10 +79,12 @@ const QUESTIONS: [(&str, &str); 70] = [
     ("which threads are closed", "thread_list"),
     ("remind me of this in two hours", "notify_self"),
     ("leave myself a note for later", "notify_self"),
+    ("where in the code is the configuration parsed", "search_code"),
+    ("search the code base for a function name", "search_code"),
 ];
 
 /// Further questions by another author, who had not seen the synonyms of the ranking.
-const OTHERS: [(&str, &str); 49] = [
+const OTHERS: &[(&str, &str)] = &[
     ("npm install", "Bash"),
     ("invoke git", "Bash"),
     ("cargo check", "Build"),
@@ -132,6 +134,8 @@ const OTHERS: [(&str, &str); 49] = [
     ("my latest threads", "thread_list"),
     ("all threads", "thread_list"),
     ("set a reminder", "notify_self"),
+    ("ranked code search", "search_code"),
+    ("find source code by keywords", "search_code"),
 ];
 
 /// Questions that once found nothing.

@@ -49,6 +49,7 @@ fn the_list_has_a_line_per_tool() {
     vault_read      vault    reads   Reads a note of the vault with its properties and links
     vault_search    vault    reads   Searches the notes of a vault, best first, with the line that fits best
     vault_write     vault    writes  Writes a note of the vault: a new one, all of its text, or a part
+    search_code     code     reads   Searches the workspace's code by a name, a text, a regular expression or several words (ranked, also as parts of names)
 
     ----- stderr -----
     ");
