@@ -41,7 +41,7 @@ use crate::exit::Failure;
 use crate::output::shown_in_line;
 use file::{
     FileBackoff, FileConfig, FileHistory, FileLog, FileMcp, FileRate, FileResourceLimits, FileSandbox, FileServe,
-    FileVault,
+    FileThreads, FileVault,
 };
 use layers::{CONFIG_VARIABLE, ConfigError, Layers, Mistakes};
 use resources::{limits_above_maximum, limits_of_tools};
@@ -288,20 +288,10 @@ impl Config {
             (file.breaker.expect(SET), file.resources.expect(SET), file.state.expect(SET), file.plans.expect(SET));
         let (base, cap, isolation) = (time(retry.base), time(retry.cap), file.isolation.expect(SET));
         let (floor, mut more) = (file.sandbox.as_ref().and_then(|sandbox| sandbox.floor).expect(SET), Vec::new());
-        if cap < base {
-            let message = format!("`retry.cap` is {}, less than `retry.base`, which is {}", Time(cap), Time(base));
-            more.push(conflict(layers, ["retry.base", "retry.cap"], message, None));
-        }
+        more.extend(cap_below_base(layers, base, cap));
         more.extend(limits_above_maximum(layers, &resources));
         more.extend(plans::impossible_names(layers, &plans));
-        let thread_projects = file.threads.and_then(|threads| threads.projects).expect(SET);
-        let thread_projects: BTreeMap<String, Owners> =
-            thread_projects.into_iter().map(|(name, file)| (name, file.owners())).collect();
-        let unshared = thread_projects.iter().filter(|(_, owners)| owners.is_empty());
-        let messages = unshared.map(|(name, _)| {
-            format!("`threads.projects.{name}` shares the project with no caller: name `tenants`, `users` or `agents`")
-        });
-        more.extend(in_section("threads", messages.collect()));
+        let thread_projects = thread_projects(file.threads, &mut more);
         let sandbox = kept(sandbox(layers, file.sandbox.expect(SET), home, isolation), &mut more);
         let history = kept(history(layers, file.history.expect(SET), &state), &mut more);
         let mcp = kept(mcp(file.mcp.expect(SET), home, floor), &mut more);
@@ -362,6 +352,23 @@ impl Config {
             warnings: Vec::new(),
         })
     }
+}
+
+/// Returns the mistake of a longest delay that is shorter than the first one.
+fn cap_below_base(layers: &Layers, base: Duration, cap: Duration) -> Option<ConfigError> {
+    let message = format!("`retry.cap` is {}, less than `retry.base`, which is {}", Time(cap), Time(base));
+    (cap < base).then(|| conflict(layers, ["retry.base", "retry.cap"], message, None))
+}
+
+/// Resolves the section `threads`: each project must be shared with some caller.
+fn thread_projects(file: Option<FileThreads>, mistakes: &mut Vec<ConfigError>) -> BTreeMap<String, Owners> {
+    let projects = file.and_then(|threads| threads.projects).expect("the defaults have every key");
+    let projects: BTreeMap<String, Owners> = projects.into_iter().map(|(name, file)| (name, file.owners())).collect();
+    let unshared = projects.iter().filter(|(_, owners)| owners.is_empty()).map(|(name, _)| {
+        format!("`threads.projects.{name}` shares the project with no caller: name `tenants`, `users` or `agents`")
+    });
+    mistakes.extend(in_section("threads", unshared.collect()));
+    projects
 }
 
 /// Returns every value without secrets.

@@ -166,14 +166,14 @@ fn missed(world: &World, questions: &[(&str, &str)]) -> Vec<String> {
 
 #[test]
 fn tools_are_found_by_the_words_of_users() {
-    let missed = missed(&World::new(), &QUESTIONS);
+    let missed = missed(&World::new(), QUESTIONS);
     // Recall among the first five of at least 0.95.
     assert!(missed.len() <= QUESTIONS.len() / 20, "{missed:#?}");
 }
 
 #[test]
 fn tools_are_found_by_the_words_of_others() {
-    let missed = missed(&World::new(), &OTHERS);
+    let missed = missed(&World::new(), OTHERS);
     // Recall among the first five of at least 0.9.
     assert!(missed.len() <= OTHERS.len() / 10, "{missed:#?}");
 }
@@ -188,7 +188,7 @@ fn tools_that_were_missed_once_are_found() {
 fn the_questions_are_about_all_tools() {
     let listed = World::new().json(&["tools", "--json"]);
     let tools: BTreeSet<&str> = listed.as_array().unwrap().iter().filter_map(|tool| tool["name"].as_str()).collect();
-    for questions in [&QUESTIONS[..], &OTHERS] {
+    for questions in [QUESTIONS, OTHERS] {
         let asked: BTreeSet<&str> = questions.iter().map(|(_, tool)| *tool).collect();
         assert_eq!(asked, tools);
         for tool in asked {
