@@ -162,10 +162,13 @@ pub const PROTECTED_AT_HOME: [ProtectedName; 20] = [
     name(".zshrc", EMPTY, &["zsh"], &[]),
 ];
 
-/// The names that together make git treat a folder as a bare repository and obey the settings beside them. Git needs
-/// all three, so one placeholder is enough: for the first missing one. `HEAD` comes last, since a file of this name
-/// makes `git diff HEAD` ambiguous.
+/// The names that together make git treat a folder as a bare repository and obey the settings beside them. As long as
+/// [`COMMON_FOLDER`] names no other folder, git needs all three, so one placeholder is enough: for the first missing
+/// one. `HEAD` comes last, since a file of this name makes `git diff HEAD` ambiguous.
 pub const BARE_REPOSITORY: [&str; 3] = ["refs", "objects", "HEAD"];
+
+/// The file that names another folder, from which git takes `refs`, `objects` and the settings of a repository.
+pub const COMMON_FOLDER: &str = "commondir";
 
 /// Returns the placeholder for a name that a rule protects: a file if the name has an extension, otherwise a folder.
 pub fn held_by_rule(path: &Path) -> Held {
@@ -190,7 +193,10 @@ impl FileRules {
         let names = PROTECTED.iter().chain(&PROTECTED_AT_HOME).map(|name| Path::new(name.path));
         let mut own = self.protected.iter().chain(&self.own);
         path.starts_with(".git")
-            || names.chain(BARE_REPOSITORY.map(Path::new)).any(|name| name.starts_with(path))
+            || names
+                .chain(BARE_REPOSITORY.map(Path::new))
+                .chain([Path::new(COMMON_FOLDER)])
+                .any(|name| name.starts_with(path))
             || own.any(|own| workspace.join(own).starts_with(workspace.join(path)))
     }
 
@@ -235,7 +241,7 @@ fn has_dot_name(path: &Path) -> bool {
 }
 
 /// Names in a repository through which git executes programs, or finds the settings that name programs.
-const DECIDES: [&str; 4] = ["commondir", "config", "config.worktree", "hooks"];
+const DECIDES: [&str; 4] = [COMMON_FOLDER, "config", "config.worktree", "hooks"];
 
 /// Returns true for files that git executes or that name such files, in submodules and work trees too.
 fn is_of_git(path: &Path) -> bool {
@@ -243,11 +249,15 @@ fn is_of_git(path: &Path) -> bool {
     inner.as_os_str().is_empty() || inner.iter().any(|name| name.to_str().is_some_and(|name| DECIDES.contains(&name)))
 }
 
-/// Returns true for the name whose absence keeps the workspace from being a bare repository, and in a bare repository
-/// for the names through which git executes programs. Existing ones of the three names are protected: a running sandbox
-/// relies on them.
+/// Returns true for the names whose absence keeps the workspace from being a bare repository, and in a bare repository
+/// for the names through which git executes programs. Existing ones of these names are protected: a running sandbox
+/// relies on them. Files in existing folders of these names are the project's own.
 fn is_of_bare_repository(path: &Path, is_there: impl Fn(&Path) -> bool) -> bool {
     if BARE_REPOSITORY.iter().any(|name| path == Path::new(name) && is_there(path)) {
+        return true;
+    }
+    let common = Path::new(COMMON_FOLDER);
+    if path == common || path.starts_with(common) && !is_there(common) {
         return true;
     }
     match BARE_REPOSITORY.iter().find(|name| !is_there(Path::new(name))) {
@@ -327,6 +337,8 @@ mod tests {
             ".envrc",
             "refs",
             "refs/heads/main",
+            "commondir",
+            "commondir/x",
         ] {
             assert!(protects(path), "{path}");
         }
@@ -341,34 +353,46 @@ mod tests {
             "objects/one",
             "HEAD",
             "config",
+            "config.worktree",
             "sub/refs",
+            "sub/commondir",
         ] {
             assert!(!protects(path), "{path}");
         }
     }
 
     #[test]
-    fn one_name_keeps_a_folder_from_being_a_bare_repository() {
+    fn two_names_keep_a_folder_from_being_a_bare_repository() {
         let protects = |there: &[&str], path: &str| {
             let is_there = |path: &Path| there.iter().any(|there| path == Path::new(there));
             FileRules::default().protects(Path::new("/w"), Path::new(path), is_there)
         };
         let all = ["refs", "objects", "HEAD", "config", "hooks/post-checkout", "commondir"];
         let with = |there: &[&str]| all.into_iter().filter(|path| protects(there, path)).collect::<Vec<_>>();
-        assert_eq!(with(&[]), ["refs"]);
-        assert_eq!(with(&["objects", "HEAD", "config"]), ["refs", "objects", "HEAD"]);
-        assert_eq!(with(&["refs"]), ["refs", "objects"]);
-        assert_eq!(with(&["refs", "objects"]), ["refs", "objects", "HEAD"]);
+        assert_eq!(with(&[]), ["refs", "commondir"]);
+        assert_eq!(with(&["objects", "HEAD", "config"]), ["refs", "objects", "HEAD", "commondir"]);
+        assert_eq!(with(&["refs"]), ["refs", "objects", "commondir"]);
+        assert_eq!(with(&["refs", "objects"]), ["refs", "objects", "HEAD", "commondir"]);
         assert_eq!(with(&["refs", "objects", "HEAD"]), all);
         assert!(!protects(&["refs", "objects"], "refs/heads/main"), "files in the folders are the project's own");
+        assert!(!protects(&["commondir"], "commondir/notes.md"), "files in the folders are the project's own");
     }
 
     #[test]
     fn placeholders_may_be_where_names_are_protected_and_above() {
         let may = |path: &str| rules().may_hold(Path::new("/w"), Path::new(path));
-        for path in
-            [".git", ".git/hooks", ".mcp.json", ".config", ".config/git", "refs", "conf", "conf/my.toml", "state"]
-        {
+        for path in [
+            ".git",
+            ".git/hooks",
+            ".mcp.json",
+            ".config",
+            ".config/git",
+            "refs",
+            "commondir",
+            "conf",
+            "conf/my.toml",
+            "state",
+        ] {
             assert!(may(path), "{path}");
         }
         for path in ["src", "src/.mcp.json", "conf/other.toml", "refs/heads"] {

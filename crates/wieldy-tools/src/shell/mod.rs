@@ -11,6 +11,7 @@ mod build;
 mod build_targets;
 mod command;
 mod environment;
+mod escapes;
 mod named;
 mod process;
 mod process_tools;

@@ -12,6 +12,7 @@ use cap_std::ambient_authority;
 use cap_std::fs::Dir;
 use wieldy_core::{Confinement, NamedFile, Program, RunError};
 
+use super::escapes::decoded;
 use crate::files::read_options;
 
 /// Maximum number of files that are hashed.
@@ -58,14 +59,34 @@ pub(super) fn quoted<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
     words.into_iter().map(one).collect::<Vec<_>>().join(" ")
 }
 
-/// Splits a shell's command line into words: text between blanks and operators, without quotes.
+/// Splits a shell's command line into words: text between blanks and operators, without quotes. To some shells, the
+/// `$` of `$'…'` and `$"…"` belongs to the quotes, and to others it is a letter. The words of both readings count.
 pub(super) fn words(line: &str) -> Vec<String> {
+    let mut words = split(line, true);
+    if line.contains("$'") || line.contains("$\"") {
+        let others = split(line, false);
+        if others != words {
+            words.extend(others);
+        }
+    }
+    words
+}
+
+fn split(line: &str, has_dollar_quotes: bool) -> Vec<String> {
     let (mut words, mut word, mut quote) = (Vec::new(), String::new(), None);
     let mut characters = line.chars();
     while let Some(c) = characters.next() {
+        let next = characters.as_str().chars().next();
         match (quote, c) {
             (Some(open), c) if c == open => quote = None,
+            (None, '$') if has_dollar_quotes && next == Some('"') => {}
+            (None, '$') if has_dollar_quotes && next == Some('\'') => {
+                characters.next();
+                word.push_str(&decoded(&mut characters));
+            }
             (None, '\'' | '"') => quote = Some(c),
+            // Between double quotes, a backslash before any other character is part of the word.
+            (Some('"'), '\\') if next.is_some_and(|next| !"$`\"\\\n".contains(next)) => word.push(c),
             (None | Some('"'), '\\') => word.extend(characters.next().filter(|c| *c != '\n')),
             (None, c) if is_operator(c) => words.push(std::mem::take(&mut word)),
             (_, c) => word.push(c),
@@ -92,7 +113,7 @@ impl CandidateNames {
     /// Adds a word and its parts: `--config=FILE`, `-fFILE`, `@FILE`, `$PWD/FILE`, the words of `sh -c 'COMMAND FILE'`.
     fn add(&mut self, word: &str, depth: usize) {
         self.push(word);
-        for prefix in ["$PWD/", "${PWD}/"] {
+        for prefix in ["$PWD/", "${PWD}/", "~+/"] {
             word.strip_prefix(prefix).into_iter().for_each(|rest| self.push(rest));
         }
         if word.starts_with('-') {
@@ -115,6 +136,8 @@ impl CandidateNames {
             return;
         }
         self.seen.insert(name.to_owned());
+        // A part of the name is not text, so the file cannot be looked up.
+        self.left_out += usize::from(name.contains('\u{fffd}'));
         self.list.push(name.to_owned());
     }
 }
@@ -224,6 +247,22 @@ mod tests {
         ] {
             assert_eq!(words(line), expected, "{line}");
         }
+        for (line, expected) in [
+            (r"sh $'a b.sh'x", &["sh", "a b.shx", "$a b.shx"][..]),
+            (r#"sh $"a b.sh""#, &["sh", "a b.sh", "$a b.sh"]),
+            (r"$'a\x2eb\56c\u002ed\U0000002ee\t\'\\\z\q' f", &["a.b.c.d.e\t'\\\\z\\q", "f"]),
+            (
+                r"$'\xc3\xa4\303\244\u00e4' $'a\0b'c $'\x{2e}\x\u\cA' $'\xff'",
+                &["äää", "ac", ".\\x\\u\u{1}", "\u{fffd}"],
+            ),
+            (r"$'un\e", &["un\u{1b}"]),
+            (r#""$'a'" '$' \$'b' $c"#, &["$'a'", "$", "$b", "$c"]),
+            (r#""a\b\\c\"\$""#, &["a\\b\\c\"$"]),
+        ] {
+            let words = words(line);
+            assert_eq!(words[0], expected[0], "{line}");
+            assert!(expected.iter().all(|word| words.iter().any(|found| found == word)), "{line}: {words:?}");
+        }
         assert_eq!(quoted(["sh", "a b", "", "it's", "--x=y"]), r"sh 'a b' '' 'it'\''s' --x=y");
     }
 
@@ -232,7 +271,7 @@ mod tests {
         let (inside, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let root = inside.path().canonicalize().unwrap();
         std::fs::create_dir_all(root.join("sub/deep")).unwrap();
-        for name in ["a.sh", "sub/b.sh", "sub/deep/c.sh", "two words.sh"] {
+        for name in ["a.sh", "sub/b.sh", "sub/deep/c.sh", "two words.sh", "$odd.sh"] {
             std::fs::write(root.join(name), name).unwrap();
         }
         std::fs::write(outside.path().join("far.sh"), "").unwrap();
@@ -263,6 +302,10 @@ mod tests {
             ("x \"$(cat a.sh)\" `sub/b.sh` ${PWD}/a.sh", &["a.sh", "sub/b.sh"]),
             ("cd sub && sh b.sh && cd deep && sh c.sh", &["sub/b.sh", "sub/deep/c.sh"]),
             ("sh link absolute out pipe missing sub", &["link -> a.sh", "absolute -> sub/b.sh"]),
+            ("sh $'two\\x20words.sh' $\"a.sh\"", &["two words.sh", "a.sh"]),
+            ("sh ~+/a.sh", &["a.sh"]),
+            // Some shells know no `$'…'`: to them, this names the file `$odd.sh`.
+            ("sh $'odd.sh'", &["$odd.sh"]),
             ("echo nothing / ..", &[]),
         ] {
             assert_eq!(named(line), files, "{line}");
@@ -282,6 +325,8 @@ mod tests {
         assert_eq!((search.files.len(), search.unchecked), (1, 1));
         let many: Vec<String> = (0..NAMES_MAX + 5).map(|number| format!("n{number}")).collect();
         assert_eq!(NamedFileSearch::run(&root, root.clone(), &many).unwrap().unchecked, 5);
+        // A name that is not text cannot be looked up.
+        assert_eq!(NamedFileSearch::run(&root, root.clone(), &words(r"sh $'\xff'")).unwrap().unchecked, 1);
     }
 
     proptest::proptest! {

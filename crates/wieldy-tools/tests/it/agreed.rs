@@ -108,6 +108,10 @@ async fn a_script_that_changed_after_it_was_agreed_to_does_not_run() {
         ("Bash", bash("sh link.sh"), Box::new(led_elsewhere), "`link.sh -> script.sh`, `link.sh -> sub/other.sh`"),
         ("Bash", bash("sh script.sh"), Box::new(removed), "`script.sh`"),
         ("Bash", bash("sh appears.sh"), Box::new(change("appears.sh")), "`appears.sh`"),
+        ("Bash", bash("sh $'script.sh'"), Box::new(change("script.sh")), "`script.sh`"),
+        ("Bash", bash("sh $\"sub/other.sh\""), Box::new(change("sub/other.sh")), "`sub/other.sh`"),
+        ("Bash", bash(r"sh $'s\x75b\57other\056sh\0x'"), Box::new(change("sub/other.sh")), "`sub/other.sh`"),
+        ("Bash", bash(r#"bash -c "sh \$'script\u002esh'""#), Box::new(change("script.sh")), "`script.sh`"),
         ("Build", bash("sh script.sh"), Box::new(change("script.sh")), "`script.sh`"),
         ("Build", json!({}), Box::new(change("Makefile")), "`Makefile`"),
         ("Build", json!({}), Box::new(other_project), "`Cargo.toml`, `Makefile`"),
@@ -129,6 +133,7 @@ async fn a_call_whose_files_stay_as_they_are_runs() {
     let rewritten = |workspace: &Path| fs::write(workspace.join("script.sh"), "echo old").unwrap();
     for (tool, arguments) in [
         ("Bash", bash("sh script.sh")),
+        ("Bash", bash(r"sh $'script\x2esh'")),
         ("Bash", bash("sh link.sh")),
         ("Build", json!({})),
         ("deploy", json!({"target": "prod"})),

@@ -209,7 +209,9 @@ fn with_placeholders(world: &World) {
         let set = rustix::fs::setxattr(world.path(path), PLACEHOLDER_MARK, value, rustix::fs::XattrFlags::CREATE);
         set.expect("the file system has extended attributes");
     };
-    for (path, content) in [("wieldy.toml", ""), (".mcp.json", "{}\n"), ("refs", ""), (".git/commondir", ".\n")] {
+    for (path, content) in
+        [("wieldy.toml", ""), (".mcp.json", "{}\n"), ("refs", ""), ("commondir", ".\n"), (".git/commondir", ".\n")]
+    {
         world.put(path, content);
         mark(path, content);
     }
@@ -227,7 +229,7 @@ async fn placeholders_of_sandboxes_are_neither_shown_nor_read() {
     let everything = json!({"path": ".", "hidden": true, "ignored": true, "depth": 9});
     assert_eq!(world.text("List", everything).await, "plain.txt  5 B");
     assert_eq!(world.text("Glob", json!({"pattern": "**", "hidden": true, "ignored": true})).await, "plain.txt");
-    for path in ["wieldy.toml", ".mcp.json", "refs", ".git/commondir"] {
+    for path in ["wieldy.toml", ".mcp.json", "refs", "commondir", ".git/commondir"] {
         let message = world.refusal("Read", json!({"path": path})).await;
         assert!(message.starts_with(&format!("E3302: there is no `{path}`")), "{message}");
     }
@@ -272,4 +274,36 @@ async fn the_file_tools_leave_the_folders_of_a_bare_repository_where_they_are() 
         world.call("Delete", json!({"path": "refs/book.md"})).await;
         assert!(!world.path("refs/book.md").exists());
     }
+}
+
+/// Git reads `objects`, `refs` and `config` from the folder that a `commondir` file names.
+#[tokio::test]
+async fn the_file_tools_make_no_repository_whose_parts_are_in_another_folder() {
+    let world = World::new();
+    with_placeholders(&world);
+    for path in ["HEAD", "sub/objects/x", "sub/refs/heads/x", "sub/config", "config.worktree", "sub/commondir"] {
+        let made = world.call("Write", json!({"path": path, "content": "x", "create_folders": true})).await;
+        assert!(made.is_success(), "{path}: {made:?}");
+    }
+    // With a sandbox's placeholder, and without one.
+    for folders in [&["objects"][..], &["refs"], &["refs", "objects"]] {
+        for path in ["commondir", "commondir/x"] {
+            let write = json!({"path": path, "content": "sub", "create_folders": true});
+            let message = world.refusal("Write", write).await;
+            assert!(message.starts_with(&format!("E3105: `{path}`")), "{message}");
+        }
+        for name in ["commondir", "refs"] {
+            std::fs::remove_file(world.path(name)).ok();
+        }
+        folders.iter().for_each(|folder| std::fs::create_dir_all(world.path(folder)).unwrap());
+    }
+    world.put("commondir", "sub");
+    let message = world.refusal("Delete", json!({"path": "commondir"})).await;
+    assert!(message.starts_with("E3105: `commondir`"), "{message}");
+    // The twin: files in a person's own folder of this name are the project's.
+    std::fs::remove_file(world.path("commondir")).unwrap();
+    std::fs::create_dir(world.path("commondir")).unwrap();
+    assert!(world.call("Write", json!({"path": "commondir/notes.md", "content": "x"})).await.is_success());
+    let message = world.refusal("Delete", json!({"path": "commondir", "recursive": true})).await;
+    assert!(message.starts_with("E3105: `commondir`"), "{message}");
 }

@@ -6,12 +6,12 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, OFlags};
-use wieldy_core::secrets::{BARE_REPOSITORY, PROTECTED, PROTECTED_AT_HOME};
+use wieldy_core::secrets::{BARE_REPOSITORY, COMMON_FOLDER, PROTECTED, PROTECTED_AT_HOME};
 
 use crate::view::placeholders::{Marked, Placeholder, is_marked, mark, open_plain, remove};
 
 /// The names in a repository that get placeholders where they are missing.
-const OF_GIT: [&str; 4] = ["commondir", "config", "config.worktree", "hooks"];
+const OF_GIT: [&str; 4] = [COMMON_FOLDER, "config", "config.worktree", "hooks"];
 
 /// The maximum depth of the search for modules; `MODULES_MAX` limits the names in each folder.
 const MODULES_DEPTH_MAX: usize = 4;
@@ -21,8 +21,9 @@ const MODULES_MAX: usize = 1000;
 /// paths, absolute or in the workspace, that may be placeholders. A placeholder that a sandbox still needs is locked,
 /// and stays.
 pub fn sweep_placeholders(workspace: &Path, more: &[PathBuf]) -> usize {
-    let named = PROTECTED.iter().chain(&PROTECTED_AT_HOME).map(|name| name.path).chain(BARE_REPOSITORY);
-    let mut places: Vec<PathBuf> = named.map(|name| workspace.join(name)).collect();
+    let named = PROTECTED.iter().chain(&PROTECTED_AT_HOME).map(|name| name.path);
+    let of_top = BARE_REPOSITORY.into_iter().chain([COMMON_FOLDER]);
+    let mut places: Vec<PathBuf> = named.chain(of_top).map(|name| workspace.join(name)).collect();
     places.extend(more.iter().map(|path| workspace.join(path)).filter(|path| path.starts_with(workspace)));
     places_of_git(&workspace.join(".git"), &mut places);
     if BARE_REPOSITORY.iter().all(|name| workspace.join(name).exists()) {

@@ -4,7 +4,8 @@
 use std::path::{Path, PathBuf};
 
 use wieldy_core::secrets::{
-    BARE_REPOSITORY, Held, PROTECTED, PROTECTED_AT_HOME, PROTECTED_WHERE_THERE, ProtectedName, held_by_rule,
+    BARE_REPOSITORY, COMMON_FOLDER, Held, PROTECTED, PROTECTED_AT_HOME, PROTECTED_WHERE_THERE, ProtectedName,
+    held_by_rule,
 };
 
 use super::{Behind, LINKS_MAX, Planner};
@@ -96,6 +97,12 @@ impl Planner<'_> {
     /// it is one, protects those settings.
     fn protect_top(&mut self) -> Result<(), PlanError> {
         let workspace = self.request.workspace;
+        let common = workspace.join(COMMON_FOLDER);
+        match self.entry(&common) {
+            // Git needs a file. The folder cannot be moved away, and the files in it are the project's own.
+            Some(Entry::Folder) => self.hold_parents(&common.join("inside")),
+            _ => self.protect_one(&common, SAME_FOLDER)?,
+        }
         for path in BARE_REPOSITORY.map(|name| workspace.join(name)) {
             match self.entry(&path) {
                 None => return self.protect_one(&path, Held::File("")),
@@ -103,13 +110,9 @@ impl Planner<'_> {
                 Some(Entry::Folder) => {
                     self.hold_parents(&path.join("inside"));
                 }
+                // Git accepts an executable file in place of a folder, so the next missing name is held, too.
+                Some(Entry::File) if !path.ends_with("HEAD") => self.cover(&path),
                 Some(Entry::Link { .. }) => self.cover(&path),
-                // Only `HEAD` is a file in a repository. A file at another name keeps the workspace from being one as
-                // long as it stays.
-                Some(Entry::File) if !path.ends_with("HEAD") => {
-                    self.cover(&path);
-                    return Ok(());
-                }
                 Some(Entry::File) => {}
             }
         }

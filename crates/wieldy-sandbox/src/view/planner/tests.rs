@@ -106,7 +106,9 @@ fn about(plan: &Plan, paths: &[&str]) -> String {
         let path = rest.split("  ").next().unwrap_or_default().trim();
         let usual =
             PROTECTED.iter().map(|name| name.path).chain(["refs", ".config", ".config/git", ".config/git/ignore"]);
-        let is_usual = usual.into_iter().any(|name| path.ends_with(&format!("/{name}")));
+        let is_top = |folder: &str| text.contains(&format!("{folder}/wieldy.toml"));
+        let is_of_top = path.strip_suffix("/commondir").is_some_and(is_top) && !paths.contains(&path);
+        let is_usual = is_of_top || usual.into_iter().any(|name| path.ends_with(&format!("/{name}")));
         paths.iter().any(|start| path.starts_with(start)) && !is_usual
     });
     lines.map(squeezed).collect::<Vec<_>>().join("\n")
@@ -158,6 +160,7 @@ fn a_host_like_debian_and_an_ordinary_user() {
     protect  /home/ada/project/.opencode
     protect  /home/ada/project/.vscode
     protect  /home/ada/project/.wieldy
+    protect  /home/ada/project/commondir
     protect  /home/ada/project/opencode.json
     protect  /home/ada/project/opencode.jsonc
     protect  /home/ada/project/refs
@@ -166,7 +169,7 @@ fn a_host_like_debian_and_an_ordinary_user() {
     memory   /home/agent                            256 MiB, 65536 files, mode 700
     folder   /home/agent/.config
     folder   /home/agent/.config/git
-    file     /home/agent/.config/git/ignore         61 bytes
+    file     /home/agent/.config/git/ignore         72 bytes
     link     /lib                                   to usr/lib
     link     /lib64                                 to usr/lib64
     folder   /opt
@@ -195,6 +198,7 @@ fn a_host_like_debian_and_an_ordinary_user() {
     hold     /home/ada/project/.opencode            empty folder on the host
     hold     /home/ada/project/.vscode              empty folder on the host
     hold     /home/ada/project/.wieldy              empty folder on the host
+    hold     /home/ada/project/commondir            file of 2 bytes on the host
     hold     /home/ada/project/opencode.json        file of 46 bytes on the host
     hold     /home/ada/project/opencode.jsonc       file of 46 bytes on the host
     hold     /home/ada/project/refs                 file of 0 bytes on the host
@@ -226,7 +230,7 @@ fn a_host_with_folders_of_their_own_and_root() {
     memory   /home/agent                    256 MiB, 65536 files, mode 700
     folder   /home/agent/.config
     folder   /home/agent/.config/git
-    file     /home/agent/.config/git/ignore 19 bytes
+    file     /home/agent/.config/git/ignore 30 bytes
     folder   /lib
     mount    /lib                           read
     folder   /nix
@@ -242,6 +246,7 @@ fn a_host_with_folders_of_their_own_and_root() {
     protect  /root/adas/.git/commondir
     protect  /root/adas/.git/hooks
     protect  /root/adas/.wieldy
+    protect  /root/adas/commondir
     protect  /root/adas/refs
     protect  /root/adas/wieldy.toml
     folder   /run
@@ -262,6 +267,7 @@ fn a_host_with_folders_of_their_own_and_root() {
     hold     /root/adas/.git/commondir      file of 2 bytes on the host
     hold     /root/adas/.git/hooks          empty folder on the host
     hold     /root/adas/.wieldy             empty folder on the host
+    hold     /root/adas/commondir           file of 2 bytes on the host
     hold     /root/adas/refs                file of 0 bytes on the host
     hold     /root/adas/wieldy.toml         file of 0 bytes on the host
     set      HOME                           /home/agent
@@ -280,7 +286,7 @@ fn held(host: &Host) -> Vec<String> {
 #[test]
 fn names_are_held_for_git_and_for_programs_that_the_user_has() {
     let host = || Host::debian().folder("/w/.git/hooks").file("/w/.git/config").folder("/home/ada");
-    let always = [".git/commondir", ".git/config.worktree", ".wieldy", "refs", "wieldy.toml"];
+    let always = [".git/commondir", ".git/config.worktree", ".wieldy", "commondir", "refs", "wieldy.toml"];
     assert_eq!(held(&host()), always);
     let with = |names: &[&str]| {
         let mut all: Vec<_> = always.iter().chain(names).map(|name| (*name).to_owned()).collect();
@@ -315,25 +321,38 @@ fn nothing_is_held_where_nothing_can_be_made() {
     mount  /w  read
     ");
     // A command could make a folder of its own writable again.
-    assert_eq!(held(&closed("/w/.git", Making::Impossible)), [".vscode", ".wieldy", "refs", "wieldy.toml"]);
-    let all = [".git/commondir", ".git/config.worktree", ".vscode", ".wieldy", "refs", "wieldy.toml"];
+    assert_eq!(
+        held(&closed("/w/.git", Making::Impossible)),
+        [".vscode", ".wieldy", "commondir", "refs", "wieldy.toml"]
+    );
+    let all = [".git/commondir", ".git/config.worktree", ".vscode", ".wieldy", "commondir", "refs", "wieldy.toml"];
     assert_eq!(held(&closed("/w/.git", Making::Refused)), all);
 }
 
 #[test]
-fn one_missing_name_keeps_the_workspace_from_being_a_bare_repository() {
+fn missing_names_keep_the_workspace_from_being_a_bare_repository() {
     let of_top = |host: &Host| {
         let plan = planned(host, "/home/ada", "/w", &FileRules::default()).unwrap();
         about(&plan, &["/w/refs", "/w/objects", "/w/HEAD", "/w/config", "/w/hooks", "/w/commondir"])
     };
     let host = || Host::debian().folder("/w/.git/hooks").folder("/w/refs");
     assert_snapshot!(of_top(&host()), @r#"
+    protect  /w/commondir
     protect  /w/objects
+    hold  /w/commondir  file of 2 bytes on the host
     hold  /w/objects  file of 0 bytes on the host
     "#);
     assert_snapshot!(of_top(&host().folder("/w/objects")), @r#"
     protect  /w/HEAD
+    protect  /w/commondir
     mount  /w/objects  read and write
+    hold  /w/HEAD  file of 0 bytes on the host
+    hold  /w/commondir  file of 2 bytes on the host
+    "#);
+    assert_snapshot!(of_top(&host().file("/w/objects").folder("/w/commondir")), @r#"
+    protect  /w/HEAD
+    mount  /w/commondir  read and write
+    protect  /w/objects
     hold  /w/HEAD  file of 0 bytes on the host
     "#);
     assert_snapshot!(of_top(&host().folder("/w/objects").file("/w/HEAD").file("/w/config")), @r#"
@@ -932,7 +951,7 @@ fn check_everything(host: &Host, workspace: &Path, rules: &FileRules, plan: &Pla
     let steps = &plan.steps;
     let mut sources: Vec<(&Path, bool)> = rules.mounts.iter().map(|m| (m.source.as_path(), m.writable)).collect();
     sources.push((workspace, true));
-    let mut executed = vec![".git/hooks", ".git/commondir", ".vscode", ".claude", "wieldy.toml", "refs"];
+    let mut executed = vec![".git/hooks", ".git/commondir", ".vscode", ".claude", "wieldy.toml", "refs", "commondir"];
     if host.0.contains_key(&workspace.join(".git")) {
         executed.push(".git/config");
     }

@@ -2,6 +2,7 @@
 //! work.
 
 pub(crate) mod arena;
+mod bare;
 mod calls;
 mod ending;
 mod leaving;
