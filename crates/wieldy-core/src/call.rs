@@ -18,7 +18,7 @@ use crate::confirm::Confirmer;
 use crate::error::CallError;
 pub use crate::ids::{BatchId, ConfirmationId, ExecutionId};
 use crate::limits::UsedSandbox;
-use crate::notes::DueNote;
+use crate::note::DueNote;
 use crate::outcome::PassedOn;
 use crate::sandbox::{Level, SandboxId, Usage};
 

@@ -15,7 +15,8 @@ use crate::error::{CallError, Code};
 use crate::event::{Body, Subject};
 use crate::executor::Executor;
 use crate::journal::Recorder;
-use crate::notes::{Delivery, DueNote, InjectAt, NOTES_PENDING_MAX, NewNote, Note, NoteId, NoteState, Notes, Point};
+use crate::note::{Delivery, DueNote, InjectAt, NewNote, Note, NoteId, NoteState};
+use crate::notes::{NOTES_PENDING_MAX, Notes, Point};
 use crate::outcome::RunError;
 use crate::run::Run;
 
@@ -138,7 +139,8 @@ impl Run {
         let own = notes.of(self.caller(), Timestamp::now());
         let Some(note) = own.iter().find(|note| note.id == id) else {
             let known = own.iter().take(5).map(|note| format!("`{}`", note.id)).collect::<Vec<_>>().join(", ");
-            let advice = if known.is_empty() { "there is no pending note".into() } else { format!("pending are {known}") };
+            let advice =
+                if known.is_empty() { "there is no pending note".into() } else { format!("pending are {known}") };
             let message = format!("there is no pending note `{id}`: it was delivered, has ended, or never was");
             return Err(RunError::invalid_input(message).suggest(advice));
         };

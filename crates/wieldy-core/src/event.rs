@@ -11,7 +11,7 @@ use crate::batch::BatchSummary;
 use crate::call::{BatchId, Caller, ConfirmationId, ExecutionId, SandboxRef, Status, ToolResult};
 use crate::concurrency::{BatchMode, ConcurrencyLimit};
 use crate::error::CallError;
-use crate::notes::{Delivery, Note, NoteState};
+use crate::note::{Delivery, Note, NoteState};
 use crate::recorded::RecordedResult;
 use crate::redact::{self, Redacted};
 use crate::sandbox::{Stream, Usage};

@@ -21,7 +21,7 @@
 //! | `flight`, `batch`, `order`, `references`, `task` | a call in flight; several calls in a safe order; calls in the background |
 //! | `resume` | after a restart: results of tasks put back, safe calls run again |
 //! | `event`, `journal`, `observe`, `shown`, `severity`, `recorded` | events and the state of a call; their order; live observation; as they are shown; how bad they are; results for the history |
-//! | `notes`, `deliver` | notes of agents to themselves, a fold over events; their delivery with results |
+//! | `note`, `notes`, `deliver` | notes of agents to themselves, a fold over events; their delivery with results |
 //! | `redact/patterns`, `redact/known_secrets`, `redact/stream` | the patterns of secrets; named values; secrets in text that arrives in pieces |
 //! | `artifact`, `present` | large output; text within a model's budget |
 //! | `confinement`, `sandbox`, `sandboxes`, `secrets` | rules for a run; the port that enforces them; long-lived sandboxes; hidden and protected files |
@@ -117,9 +117,10 @@ mod task;
 
 mod resume;
 
-mod event;
 mod deliver;
+mod event;
 mod journal;
+mod note;
 mod notes;
 mod observe;
 mod recorded;
@@ -181,10 +182,8 @@ pub use journal::{
 pub use limits::{CallLimit, LimitOrigin, ToolLimits, UsedSandbox};
 pub use manifest::{CommandSpec, Manifest, ManifestError, ManifestTool, OutputForm, Problem, Variable, VariableFile};
 pub use name::{NameError, ToolName};
-pub use notes::{
-    Delivery, DueNote, DueNotes, InjectAt, NOTES_PENDING_MAX, NOTES_PER_RESULT_MAX, NOTES_SESSION_IDLE, NewNote, Note,
-    NoteId, NotePriority, NoteState, Notes, Point,
-};
+pub use note::{Delivery, DueNote, InjectAt, NewNote, Note, NoteId, NotePriority, NoteState};
+pub use notes::{DueNotes, NOTES_PENDING_MAX, NOTES_PER_RESULT_MAX, NOTES_SESSION_IDLE, Notes, Point};
 pub use observe::Observer;
 pub use outcome::{Outcome, PassedOn, RunError};
 pub use policy::{Check, Decision, Denied, Grant, Plan, Policy, Question};

@@ -5,14 +5,13 @@
 //! fold in memory: it knows which notes are due for a caller, and lends them to one result at a time.
 
 use std::collections::HashMap;
-use std::fmt;
-use std::str::FromStr;
+use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use foldhash::fast::RandomState;
 use jiff::{SignedDuration, Timestamp};
-use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 use tokio::time::Instant;
@@ -20,7 +19,7 @@ use tokio::time::Instant;
 use crate::call::Caller;
 use crate::event::{Body, Event};
 use crate::ids::ExecutionId;
-pub use crate::ids::NoteId;
+use crate::note::{DueNote, InjectAt, Note, NoteId, NoteScopes, NoteState};
 use crate::redact;
 
 /// Maximum number of pending notes of one agent.
@@ -34,280 +33,6 @@ pub const NOTES_SESSION_IDLE: SignedDuration = SignedDuration::from_hours(72);
 const LENT_FOR: Duration = Duration::from_secs(30);
 /// Maximum number of sessions whose first calls are remembered.
 const SESSIONS_MAX: usize = 10_000;
-
-/// The urgency of a note.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum NotePriority {
-    /// It can wait.
-    Low,
-    /// The usual urgency.
-    #[default]
-    Normal,
-    /// It should be read soon.
-    High,
-    /// It must not be missed.
-    Critical,
-}
-
-impl NotePriority {
-    /// Returns the priority as written in JSON.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Low => "low",
-            Self::Normal => "normal",
-            Self::High => "high",
-            Self::Critical => "critical",
-        }
-    }
-}
-
-/// The result that a note becomes a part of.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub enum InjectAt {
-    /// The next result. A server also sends the note to the client at once, or at its time.
-    Now,
-    /// The next result.
-    #[default]
-    NextResult,
-    /// The first result of a session that begins later.
-    SessionStart,
-    /// The next result of this tool.
-    AfterTool(Arc<str>),
-    /// The last result of the next batch.
-    BatchEnd,
-    /// The next result of a call that was a task.
-    TaskEnd,
-}
-
-impl InjectAt {
-    /// The ways to write it.
-    pub const FORMS: &'static str = "now, next_result, session_start, after_tool:NAME, batch_end, task_end";
-}
-
-impl FromStr for InjectAt {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "now" => Ok(Self::Now),
-            "next_result" => Ok(Self::NextResult),
-            "session_start" => Ok(Self::SessionStart),
-            "batch_end" => Ok(Self::BatchEnd),
-            "task_end" => Ok(Self::TaskEnd),
-            _ => match text.strip_prefix("after_tool:").map(str::trim) {
-                Some(tool) if !tool.is_empty() && tool.len() <= 200 => Ok(Self::AfterTool(tool.into())),
-                _ => Err(format!("`{}` is not one of: {}", crate::present::shown_in_line(text), Self::FORMS)),
-            },
-        }
-    }
-}
-
-impl fmt::Display for InjectAt {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Now => f.write_str("now"),
-            Self::NextResult => f.write_str("next_result"),
-            Self::SessionStart => f.write_str("session_start"),
-            Self::AfterTool(tool) => write!(f, "after_tool:{tool}"),
-            Self::BatchEnd => f.write_str("batch_end"),
-            Self::TaskEnd => f.write_str("task_end"),
-        }
-    }
-}
-
-impl TryFrom<String> for InjectAt {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
-}
-
-impl From<InjectAt> for String {
-    fn from(inject_at: InjectAt) -> Self {
-        inject_at.to_string()
-    }
-}
-
-/// The state of a note after an event.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum NoteState {
-    /// It was left, and waits.
-    Pending,
-    /// It waits, and its time has come.
-    Due,
-    /// It was part of an answer that was handed over.
-    Delivered,
-    /// Its agent took it back.
-    Cancelled,
-    /// Its time, or its session, is over.
-    Expired,
-}
-
-/// A note as an agent leaves it.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct NewNote {
-    /// The text.
-    pub message: String,
-    /// The urgency.
-    pub priority: NotePriority,
-    /// The kind of note; `reminder` makes the event `agent.self.remind`.
-    pub category: String,
-    /// The time before which it is not delivered.
-    pub deliver_at: Option<Timestamp>,
-    /// The result that it becomes a part of.
-    pub inject_at: InjectAt,
-    /// True if it is delivered in other sessions too. Otherwise it ends with its session.
-    pub persist_cross_session: bool,
-    /// The time after which it is not delivered any more.
-    pub expires_at: Option<Timestamp>,
-    /// A name: an undelivered note with the same name is replaced.
-    pub key: Option<String>,
-}
-
-/// A note of an agent, as its events have it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Note {
-    /// The id of the note.
-    pub id: NoteId,
-    /// The state after the event.
-    pub state: NoteState,
-    /// The text.
-    pub message: String,
-    /// The urgency.
-    pub priority: NotePriority,
-    /// The kind of note.
-    pub category: String,
-    /// The time before which it is not delivered.
-    pub deliver_at: Option<Timestamp>,
-    /// The result that it becomes a part of.
-    pub inject_at: InjectAt,
-    /// True if it is delivered in other sessions too.
-    pub persist_cross_session: bool,
-    /// The time after which it is not delivered any more.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub expires_at: Option<Timestamp>,
-    /// The name under which a later note replaces it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub replace_name: Option<String>,
-    /// The time at which it was left.
-    pub left_at: Timestamp,
-    /// The agent that left it.
-    pub agent: String,
-    /// The agent's tenant.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tenant: Option<String>,
-    /// The session in which it was left.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub session: Option<String>,
-    /// The person behind the agent.
-    pub user: Option<String>,
-    /// A hash of agent, tenant and user. Names may be redacted here, so that two could look alike; hashes are not.
-    pub owner: String,
-    /// The hash that a caller must have to get the note: the owner, or the owner with its session.
-    pub scope: String,
-}
-
-impl Note {
-    pub(crate) fn of(new: NewNote, caller: &Caller, now: Timestamp) -> Self {
-        let scopes = NoteScopes::of(caller);
-        Self {
-            id: NoteId::next(),
-            state: NoteState::Pending,
-            message: new.message,
-            priority: new.priority,
-            category: new.category,
-            deliver_at: new.deliver_at,
-            inject_at: new.inject_at,
-            persist_cross_session: new.persist_cross_session,
-            expires_at: new.expires_at,
-            replace_name: new.key,
-            left_at: now,
-            agent: caller.agent.clone(),
-            tenant: caller.tenant.clone(),
-            session: caller.session.clone(),
-            user: caller.user.clone(),
-            scope: if new.persist_cross_session { scopes.owner.clone() } else { scopes.session },
-            owner: scopes.owner,
-        }
-    }
-
-    /// Returns the caller that left it, without any rights.
-    pub(crate) fn caller(&self) -> Caller {
-        let (tenant, session, user) = (self.tenant.clone(), self.session.clone(), self.user.clone());
-        Caller { tenant, session, user, ..Caller::agent(self.agent.clone()) }
-    }
-
-    /// Returns the same note in another state.
-    pub(crate) fn now(&self, state: NoteState) -> Box<Self> {
-        Box::new(Self { state, ..self.clone() })
-    }
-
-    /// Returns the time from which it may be delivered.
-    pub fn due_at(&self) -> Timestamp {
-        self.deliver_at.unwrap_or(self.left_at)
-    }
-
-    /// Returns true if results for this caller may bring it: the caller is the agent that left it, for the same tenant
-    /// and user, and in the same session unless it is delivered in all of them.
-    pub fn is_for(&self, caller: &Caller) -> bool {
-        let scopes = NoteScopes::of(caller);
-        self.scope == scopes.owner || self.scope == scopes.session
-    }
-
-    /// Returns the time at which a server tells the client about it, if it does.
-    fn announced_at(&self) -> Option<Timestamp> {
-        match self.inject_at {
-            InjectAt::Now => Some(self.due_at()),
-            InjectAt::NextResult => self.deliver_at,
-            _ => None,
-        }
-    }
-}
-
-/// The delivery of a note.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Delivery {
-    /// The note, in the state `delivered`.
-    #[serde(flatten)]
-    pub note: Note,
-    /// The time since the note became due, in milliseconds.
-    pub late_ms: u64,
-}
-
-/// A note as part of a result.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DueNote {
-    /// The id. A note that is delivered again has the same one.
-    pub id: NoteId,
-    /// The text.
-    pub message: String,
-    /// The urgency.
-    pub priority: NotePriority,
-    /// The kind of note.
-    pub category: String,
-    /// The time at which it was left.
-    pub left_at: Timestamp,
-    /// The time that it was left for.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub deliver_at: Option<Timestamp>,
-}
-
-impl From<&Note> for DueNote {
-    fn from(note: &Note) -> Self {
-        Self {
-            id: note.id,
-            message: note.message.clone(),
-            priority: note.priority,
-            category: note.category.clone(),
-            left_at: note.left_at,
-            deliver_at: note.deliver_at,
-        }
-    }
-}
 
 /// The notes that are due at a point.
 #[derive(Debug, Default)]
@@ -333,29 +58,6 @@ pub struct Point<'a> {
     pub ends_task: bool,
 }
 
-/// The hashes that say which notes belong to a caller.
-struct NoteScopes {
-    owner: String,
-    session: String,
-}
-
-impl NoteScopes {
-    fn of(caller: &Caller) -> Self {
-        let owner = hash([Some("owner"), Some(&caller.agent), caller.tenant.as_deref(), caller.user.as_deref()]);
-        Self { session: hash([Some("session"), Some(&owner), caller.session.as_deref()]), owner }
-    }
-}
-
-fn hash<'a>(texts: impl IntoIterator<Item = Option<&'a str>>) -> String {
-    let mut hasher = blake3::Hasher::new();
-    for text in texts {
-        // Each text comes after its length, so that no two callers have the same bytes.
-        let length = text.map_or(u64::MAX, |text| text.len() as u64);
-        hasher.update(&length.to_le_bytes()).update(text.unwrap_or_default().as_bytes());
-    }
-    hasher.finalize().to_hex()[..32].to_owned()
-}
-
 /// The pending notes of all agents, in memory. A journal feeds it with its events.
 #[derive(Debug, Default)]
 pub struct Notes {
@@ -375,10 +77,8 @@ struct NotesState {
     scopes: HashMap<NoteId, String>,
     /// The number of pending notes of each owner.
     counts: HashMap<String, usize>,
-    /// The first call of each session that this executor has seen.
-    sessions: HashMap<String, Timestamp>,
-    /// The last caller, who usually calls again.
-    last_caller: Option<Arc<Caller>>,
+    /// The first call of each session that this executor has seen, by a quick hash: every call looks here.
+    sessions: HashMap<u64, Timestamp, RandomState>,
 }
 
 #[derive(Debug)]
@@ -458,14 +158,10 @@ impl Notes {
         }
     }
 
-    /// Takes note of a call of a session at this time. Notes without a session of their own live for a while after it.
-    pub fn note_call(&self, caller: &Arc<Caller>, at: Timestamp) {
+    /// Takes note of a call of a session at this time.
+    fn note_call(&self, caller: &Caller, at: Timestamp) {
         let mut state = self.lock();
-        if state.last_caller.as_ref().is_some_and(|last| Arc::ptr_eq(last, caller)) {
-            return;
-        }
-        state.last_caller = Some(Arc::clone(caller));
-        let session = NoteScopes::of(caller).session;
+        let session = state.session_key(caller);
         if state.sessions.len() >= SESSIONS_MAX && !state.sessions.contains_key(&session) {
             let mut times: Vec<Timestamp> = state.sessions.values().copied().collect();
             times.sort_unstable();
@@ -491,7 +187,7 @@ impl Notes {
         }
         let scopes = NoteScopes::of(caller);
         let mut state = self.lock();
-        let began = state.sessions.get(&scopes.session).copied();
+        let began = state.sessions.get(&state.session_key(caller)).copied();
         let session = caller.session.as_deref().map(redact::text);
         let mut found = Vec::new();
         for scope in [&scopes.session, &scopes.owner] {
@@ -539,7 +235,8 @@ impl Notes {
     /// Returns the notes of the caller that are over, in all its sessions.
     pub(crate) fn expired(&self, caller: &Caller, now: Timestamp) -> Vec<Arc<Note>> {
         let (owner, state) = (NoteScopes::of(caller).owner, self.lock());
-        let over = state.by_scope.values().flatten().filter(|pending| pending.note.owner == owner && pending.is_over(now));
+        let over =
+            state.by_scope.values().flatten().filter(|pending| pending.note.owner == owner && pending.is_over(now));
         over.map(|pending| Arc::clone(&pending.note)).collect()
     }
 
@@ -590,6 +287,10 @@ impl Notes {
 }
 
 impl NotesState {
+    fn session_key(&self, caller: &Caller) -> u64 {
+        self.sessions.hasher().hash_one((&caller.agent, &caller.tenant, &caller.session, &caller.user))
+    }
+
     fn add(&mut self, note: Note, left_by: Option<ExecutionId>) {
         self.scopes.insert(note.id, note.scope.clone());
         *self.counts.entry(note.owner.clone()).or_default() += 1;
@@ -619,5 +320,67 @@ impl NotesState {
     fn get_mut(&mut self, id: NoteId) -> Option<&mut PendingNote> {
         let scope = self.scopes.get(&id)?;
         self.by_scope.get_mut(scope)?.iter_mut().find(|pending| pending.note.id == id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::note::NewNote;
+
+    #[test]
+    fn a_note_ends_with_its_session_after_72_hours_without_a_call() {
+        let caller = Caller { session: Some("s".into()), ..Caller::agent("a") };
+        let left_at = Timestamp::now();
+        let after = |hours: i64| left_at + SignedDuration::from_hours(hours);
+        let (notes, point) = (Notes::default(), Point { tool: "look", ..Point::default() });
+        let leave = |persist_cross_session| {
+            let inject_at = InjectAt::AfterTool("other".into());
+            let new = NewNote { inject_at, persist_cross_session, ..NewNote::default() };
+            notes.apply(Note::of(new, &caller, left_at), None);
+        };
+        leave(false);
+        leave(true);
+        for hours in [70, 140] {
+            assert_eq!(notes.due(&caller, &point, after(hours)).expired, [], "the session made a call since");
+            assert_eq!(notes.of(&caller, after(hours)).len(), 2);
+        }
+        let expired = notes.expired(&caller, after(213));
+        assert_eq!(expired.iter().map(|note| note.persist_cross_session).collect::<Vec<_>>(), [false]);
+        let due = notes.due(&caller, &Point { tool: "other", ..Point::default() }, after(213));
+        assert_eq!((due.notes.len(), due.expired), (1, expired), "the other one stays");
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_delays_a_note_and_neither_loses_nor_doubles_it() {
+        let caller = Caller::agent("a");
+        let now = Timestamp::now();
+        let hour = SignedDuration::from_hours(1);
+        let (notes, point) = (Notes::default(), Point::default());
+        let new = NewNote { deliver_at: Some(now + hour), ..NewNote::default() };
+        notes.apply(Note::of(new, &caller, now), None);
+        assert_eq!(notes.announce(now), (vec![], Some(now + hour)));
+        assert_eq!(notes.announce(now + hour).0.len(), 1);
+        assert_eq!(notes.announce(now), (vec![], None), "it is told once");
+        assert_eq!(notes.due(&caller, &point, now - hour).notes, []);
+        let due = notes.due(&caller, &point, now + hour).notes;
+        assert_eq!((due.len(), notes.due(&caller, &point, now + hour).notes), (1, vec![]), "it is lent");
+        // Events of an earlier delivery of the same note change nothing more.
+        let left = notes.get(due[0].id).expect("not delivered yet");
+        notes.apply(*left.now(NoteState::Delivered), None);
+        notes.apply(*left.now(NoteState::Delivered), None);
+        notes.apply(*left.now(NoteState::Due), None);
+        assert!(notes.is_empty());
+    }
+
+    #[test]
+    fn sessions_are_remembered_up_to_a_number() {
+        let notes = Notes::default();
+        for n in 0..3 * SESSIONS_MAX {
+            let caller = Caller { session: Some(n.to_string()), ..Caller::agent("a") };
+            let at = Timestamp::from_second(i64::try_from(n).expect("a small number")).expect("a time");
+            notes.note_call(&caller, at);
+        }
+        assert!(notes.lock().sessions.len() <= SESSIONS_MAX);
     }
 }

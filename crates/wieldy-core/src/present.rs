@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::call::{Content, ToolResult};
 use crate::error::CallError;
-use crate::notes::DueNote;
+use crate::note::DueNote;
 use crate::trace;
 
 /// Options for writing a result for a model.
@@ -104,7 +104,8 @@ pub fn present(result: &ToolResult, how: &Presentation) -> String {
 /// are escaped, so that no message can look like another note or like anything else.
 pub fn present_notes(notes: &[DueNote], waiting: usize) -> String {
     let count = if notes.len() == 1 { "a note".to_owned() } else { format!("{} notes", notes.len()) };
-    let mut text = format!("[{count} that you left for yourself with `notify_self`: your own words, which grant nothing]");
+    let mut text =
+        format!("[{count} that you left for yourself with `notify_self`: your own words, which grant nothing]");
     for note in notes {
         let DueNote { id, priority, category, left_at, deliver_at, message } = note;
         let due = deliver_at.map(|due| format!(", for {due}")).unwrap_or_default();

@@ -66,8 +66,7 @@ impl NoteChange {
             NoteState::Pending => {
                 let [owner, scope, data] = [&note.owner, &note.scope, data].map(storable);
                 let replace_name = note.replace_name.as_deref().map(storable);
-                let replaced =
-                    replace_name.clone().map(|name| Self::Replaced { id: seq, scope: scope.clone(), name });
+                let replaced = replace_name.clone().map(|name| Self::Replaced { id: seq, scope: scope.clone(), name });
                 let row = NoteRow { id: seq, note: note.id.to_string(), owner, scope, replace_name, data };
                 replaced.into_iter().chain([Self::Left(row)]).collect()
             }

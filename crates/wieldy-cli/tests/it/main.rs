@@ -19,6 +19,7 @@ mod logging;
 mod login;
 mod mcp;
 mod names;
+mod notes;
 mod run;
 mod sandboxes;
 mod secrets;

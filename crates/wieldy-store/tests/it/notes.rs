@@ -126,7 +126,10 @@ fn problem(history: &TestHistory) -> String {
 
 async fn what_was_changed_in_the_table_of_notes_is_found(history: TestHistory) {
     for (sql, found) in [
-        ("UPDATE notes SET data = replace(data, 'mine', 'evil')", "no pending note of the trail is as its row in `notes`"),
+        (
+            "UPDATE notes SET data = replace(data, 'mine', 'evil')",
+            "no pending note of the trail is as its row in `notes`",
+        ),
         ("UPDATE notes SET scope = 'another'", "no pending note of the trail is as its row in `notes`"),
         ("DELETE FROM notes", "its note has no row in `notes`"),
         (

@@ -146,7 +146,8 @@ impl Tool for NotifySelf {
         match (&args.message, &args.cancel) {
             (None, Some(id)) => {
                 let wrong = || {
-                    RunError::invalid_input("`cancel` must be the id of a note").suggest("the answer to `notify_self` had it")
+                    RunError::invalid_input("`cancel` must be the id of a note")
+                        .suggest("the answer to `notify_self` had it")
                 };
                 let id: NoteId = id.parse().map_err(|_| wrong())?;
                 let note = run.cancel_note(id)?;
@@ -165,7 +166,9 @@ impl Tool for NotifySelf {
                 let error = RunError::invalid_input("a call leaves a note or takes one back, not both");
                 Err(error.suggest("leave out `message` or `cancel`; to replace a note, give both the same `key`"))
             }
-            (None, None) => Err(RunError::invalid_input("`message` is missing").suggest("write what you want to be told")),
+            (None, None) => {
+                Err(RunError::invalid_input("`message` is missing").suggest("write what you want to be told"))
+            }
         }
     }
 }

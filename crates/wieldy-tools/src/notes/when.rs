@@ -146,9 +146,10 @@ impl std::fmt::Display for Zone {
 fn unreadable(text: &str) -> WrongTime {
     WrongTime {
         message: format!("`{}` is not a time", wieldy_core::shown_in_line(text)),
-        suggestion: "write it as `2026-11-20T09:00:00Z`, `in 2h 30m`, `tomorrow 9:00`, `friday 17:30 Europe/Berlin`, or \
+        suggestion:
+            "write it as `2026-11-20T09:00:00Z`, `in 2h 30m`, `tomorrow 9:00`, `friday 17:30 Europe/Berlin`, or \
                      `2026-11-20 9:00 +01:00`"
-            .into(),
+                .into(),
     }
 }
 
@@ -218,7 +219,9 @@ mod tests {
         ] {
             assert_eq!(parsed(text), told, "{text}");
         }
-        for text in ["soon", "", "in", "in a while", "tomorrow", "9", "25:00", "today 9:00 here", "in 9999999999999999999h"] {
+        for text in
+            ["soon", "", "in", "in a while", "tomorrow", "9", "25:00", "today 9:00 here", "in 9999999999999999999h"]
+        {
             assert!(parsed(text).contains("is not a time"), "{text}: {}", parsed(text));
         }
     }

@@ -8,8 +8,8 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use serde_json::{Value, json};
 use wieldy_core::{
-    Batch, Body, Call, Caller, CallError, Code, Filter, NOTES_PENDING_MAX, NOTES_PER_RESULT_MAX, NoteState, Presentation,
-    Seen, ToolResult, ToolSpec, present,
+    Batch, Body, Call, CallError, Caller, Code, Filter, NOTES_PENDING_MAX, NOTES_PER_RESULT_MAX, NoteState,
+    Presentation, Seen, ToolResult, ToolSpec, present,
 };
 use wieldy_testkit::{Act, Puppet, World};
 use wieldy_tools::NotifySelf;
@@ -65,10 +65,7 @@ async fn a_note_comes_once_with_the_next_result() {
     assert_eq!((messages(&result), result.notes_waiting), (vec![], 0), "not with its own answer");
     let answer = result.structured.unwrap();
     let id = answer["id"].as_str().unwrap();
-    assert_eq!(
-        answer,
-        json!({"status": "ok", "id": id, "deliver_at": null, "inject_at": "next_result", "pending": 1})
-    );
+    assert_eq!(answer, json!({"status": "ok", "id": id, "deliver_at": null, "inject_at": "next_result", "pending": 1}));
     let result = call(&world, &ada, "look", json!({})).await;
     assert_eq!(result.notes[0].id.to_string(), id);
     let shown = json!(result)["notes"].clone();
@@ -82,7 +79,8 @@ async fn a_note_comes_once_with_the_next_result() {
     let events = world.events();
     let delivered = events.iter().find(|event| event.body.name() == "agent.self.delivered").unwrap();
     let data = delivered.data();
-    let keys = ["message", "priority", "category", "deliver_at", "inject_at", "persist_cross_session", "user", "late_ms"];
+    let keys =
+        ["message", "priority", "category", "deliver_at", "inject_at", "persist_cross_session", "user", "late_ms"];
     assert!(keys.iter().all(|key| data.get(key).is_some()), "{data}");
     world.check();
 }
@@ -302,7 +300,8 @@ async fn secrets_are_taken_out_of_a_note() {
 #[tokio::test]
 async fn a_server_tells_of_a_note_when_its_time_has_come_and_only_once() {
     let (world, ada) = (world(), agent("a", "s"));
-    let mut events = world.executor.subscribe(Filter { name_prefix: Some("agent.self.remind".into()), ..Filter::default() }, 10);
+    let mut events =
+        world.executor.subscribe(Filter { name_prefix: Some("agent.self.remind".into()), ..Filter::default() }, 10);
     let executor = world.executor.clone();
     let timer = tokio::spawn(async move { executor.announce_notes().await });
     let due = (Timestamp::now() + jiff::SignedDuration::from_millis(400)).to_string();

@@ -48,7 +48,8 @@ async fn a_note_is_in_the_one_text_and_delivered_once_that_is_written() {
     assert_eq!(delivered(&world), 0);
     let told = wire.call(3, "echo", json!({})).await;
     assert_eq!(told["result"]["content"], json!([{"type": "text", "text": TEXT}]));
-    let note = json!({"id": "[id]", "message": "look here", "priority": "normal", "category": "todo", "left_at": "[time]"});
+    let note =
+        json!({"id": "[id]", "message": "look here", "priority": "normal", "category": "todo", "left_at": "[time]"});
     assert_eq!(told["result"]["_meta"]["wieldy/notes"], json!([note]));
     until("the delivery is recorded", || delivered(&world) == 1).await;
     let told = wire.call(4, "echo", json!({})).await;
@@ -70,12 +71,12 @@ async fn an_answer_that_the_client_does_not_read_delivers_no_note() {
     let mut wire = Wire::new(&world.executor).initialized("2025-11-25", json!({})).await;
     wire.call(1, "leave", json!({"message": "look here", "inject_at": "next_result"})).await;
     let left = world.events().iter().filter(|event| event.body.closing().is_some()).count();
-    wire.abandon(&json!({"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {"name": "echo", "arguments": {}}}))
-        .await;
-    until("the call has ended", || {
-        world.events().iter().filter(|event| event.body.closing().is_some()).count() > left
-    })
+    wire.abandon(
+        &json!({"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {"name": "echo", "arguments": {}}}),
+    )
     .await;
+    until("the call has ended", || world.events().iter().filter(|event| event.body.closing().is_some()).count() > left)
+        .await;
     tokio::time::sleep(Duration::from_millis(50)).await;
     assert_eq!(delivered(&world), 0);
 }
