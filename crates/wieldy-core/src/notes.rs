@@ -63,6 +63,8 @@ pub struct Point<'a> {
 pub struct Notes {
     /// The number of pending notes. Calls read it first, and nothing else while it is 0.
     count: AtomicUsize,
+    /// The address of `last_caller`, which usually calls again: then its session is known.
+    last_caller_address: AtomicUsize,
     state: Mutex<NotesState>,
     /// Notified when a note was added or has ended.
     changed: Notify,
@@ -79,6 +81,8 @@ struct NotesState {
     counts: HashMap<String, usize>,
     /// The first call of each session that this executor has seen, by a quick hash: every call looks here.
     sessions: HashMap<u64, Timestamp, RandomState>,
+    /// The last caller. It is held, so that no other caller has its address.
+    last_caller: Option<Arc<Caller>>,
 }
 
 #[derive(Debug)]
@@ -159,8 +163,14 @@ impl Notes {
     }
 
     /// Takes note of a call of a session at this time.
-    fn note_call(&self, caller: &Caller, at: Timestamp) {
+    fn note_call(&self, caller: &Arc<Caller>, at: Timestamp) {
+        let address = Arc::as_ptr(caller).addr();
+        if self.last_caller_address.load(Ordering::Acquire) == address {
+            return;
+        }
         let mut state = self.lock();
+        state.last_caller = Some(Arc::clone(caller));
+        self.last_caller_address.store(address, Ordering::Release);
         let session = state.session_key(caller);
         if state.sessions.len() >= SESSIONS_MAX && !state.sessions.contains_key(&session) {
             let mut times: Vec<Timestamp> = state.sessions.values().copied().collect();
@@ -379,7 +389,7 @@ mod tests {
         for n in 0..3 * SESSIONS_MAX {
             let caller = Caller { session: Some(n.to_string()), ..Caller::agent("a") };
             let at = Timestamp::from_second(i64::try_from(n).expect("a small number")).expect("a time");
-            notes.note_call(&caller, at);
+            notes.note_call(&Arc::new(caller), at);
         }
         assert!(notes.lock().sessions.len() <= SESSIONS_MAX);
     }
