@@ -42,6 +42,9 @@ INVENTORY = {
     "deep_research": (1800, ORACLE, {"query": "q", "depth": 2, "save_to_vault": True, "output_folder": "notes"}),
 }
 
+# The tools of the inventory that wieldy has itself. Their answers are tested elsewhere.
+BUILT_IN = {"notify_self"}
+
 CONFIGURATION = """
 limits.calls-running-per-agent-max = 4
 timeouts.default = "30s"
@@ -75,6 +78,7 @@ def manifest():
     tools = [
         tool(name, timeout, scopes, arguments, command=["cat"], stdin="{args}", output="json")
         for name, (timeout, scopes, arguments) in INVENTORY.items()
+        if name not in BUILT_IN
     ]
     tools.append(tool("web_search", 60, BOTH, {"query": ""}, command=["sh", "-c", "sleep 30"]))
     tools.append(tool("vault_read", 10, BOTH, {"path": ""}, command=["cat", "--", "{path}"]))
@@ -289,7 +293,7 @@ class Document002(Example):
         for name, (timeout, _, arguments) in INVENTORY.items():
             answer = self.client.call(name, arguments)
             record, events = recorded(answer)
-            structured = answer["_meta"].get("wieldy/structured")
+            structured = arguments if name in BUILT_IN else answer["_meta"].get("wieldy/structured")
             timeout_ms = events["tool.call.started"]["data"]["timeout_ms"]
             told[name] = [answer["isError"], structured, timeout_ms, record["execution"]["user"]]
             expected[name] = [False, arguments, timeout * 1000, "test-user"]

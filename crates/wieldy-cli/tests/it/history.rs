@@ -732,9 +732,9 @@ fn nothing_runs_where_the_history_cannot_be_used() {
     hint: check that it can be reached and written, and that the disk has free space; `--state DIR` names another folder
     error: cannot use the history `[root]/folder/history.db`: unable to open database file: [root]/folder/history.db
     hint: check that it can be reached and written, and that the disk has free space; `--state DIR` names another folder
-    error[E3111]: nothing was run, because calls cannot be recorded: the history has schema version 99, and this program supports versions up to 8
+    error[E3111]: nothing was run, because calls cannot be recorded: the history has schema version 99, and this program supports versions up to 9
     hint: use the version of wieldy that wrote it, or a newer one; `--state DIR` names another folder
-    error: the history has schema version 99, and this program supports versions up to 8
+    error: the history has schema version 99, and this program supports versions up to 9
     hint: use the version of wieldy that wrote it, or a newer one; `--state DIR` names another folder
     ");
 }

@@ -8,7 +8,7 @@ use crate::mcp::Client;
 use crate::world::World;
 
 /// Questions in the words of users, each with the tool to be found.
-const QUESTIONS: [(&str, &str); 60] = [
+const QUESTIONS: [(&str, &str); 62] = [
     ("run a shell command", "Bash"),
     ("execute a script", "Bash"),
     ("use the terminal", "Bash"),
@@ -69,10 +69,12 @@ const QUESTIONS: [(&str, &str); 60] = [
     ("event log", "GetLogs"),
     ("files larger than 1 MB", "QueryVFS"),
     ("recently modified files", "QueryVFS"),
+    ("remind me of this in two hours", "notify_self"),
+    ("leave myself a note for later", "notify_self"),
 ];
 
 /// Further questions by another author, who had not seen the synonyms of the ranking.
-const OTHERS: [(&str, &str); 40] = [
+const OTHERS: [(&str, &str); 41] = [
     ("npm install", "Bash"),
     ("invoke git", "Bash"),
     ("cargo check", "Build"),
@@ -113,6 +115,7 @@ const OTHERS: [(&str, &str); 40] = [
     ("did I already run this", "history_search"),
     ("success rate", "history_stats"),
     ("most used tools", "history_stats"),
+    ("set a reminder", "notify_self"),
 ];
 
 /// Questions that once found nothing.

@@ -38,7 +38,7 @@ fn the_list_has_a_line_per_tool() {
     Write           files    writes  Writes a text file, new or in place of the old content, whole or not at all
     history_search  history  reads   Finds calls that you made before, by tool, words, session, status or time
     history_stats   history  reads   Summarizes the calls that you made before: how many, how many failed, how long they took (p50, p95, p99)
-    notify_self     meta     writes  Leaves yourself a note: it comes back at the end of a later result, at a time or event that you choose
+    notify_self     meta     writes  Leaves yourself a note or a reminder, which comes back at the end of a later result, at a time or event that you choose
 
     ----- stderr -----
     ");

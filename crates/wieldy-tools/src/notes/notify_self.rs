@@ -127,12 +127,13 @@ impl Tool for NotifySelf {
     fn spec(&self) -> ToolSpec {
         let mut spec = ToolSpec::new(
             "notify_self",
-            "Leaves yourself a note: it comes back at the end of a later result, at a time or event that you choose. \
-             Only you get it.",
+            "Leaves yourself a note or a reminder, which comes back at the end of a later result, at a time or event \
+             that you choose. Only you get it.",
         )
         .category("meta")
         .provider(Provider::Builtin)
         .permission("notes.write")
+        .scope("oracle")
         .timeout(Duration::from_secs(5));
         spec.annotations.destructive = false;
         spec.annotations.open_world = false;
