@@ -198,9 +198,9 @@ fn a_newer_schema_is_refused_and_an_older_one_is_migrated() {
     };
     set(99);
     let told = Store::open(&history.address).err().unwrap();
-    assert_eq!(told, StoreError::Newer { found: 99, known: 8 });
-    assert_eq!(told.to_string(), "the history has schema version 99, and this program supports versions up to 8");
-    set(8);
+    assert_eq!(told, StoreError::Newer { found: 99, known: 9 });
+    assert_eq!(told.to_string(), "the history has schema version 99, and this program supports versions up to 9");
+    set(9);
     history.store().migrate(0).unwrap();
     let tables = || {
         let connection = rusqlite::Connection::open(&path).unwrap();
