@@ -52,7 +52,8 @@ async fn look(world: &World, caller: &Caller) -> Vec<String> {
 fn note_events(world: &World) -> Vec<String> {
     let events = world.events();
     let of_notes = events.iter().filter(|event| event.body.name().starts_with("agent.self"));
-    let line = |data: Value| format!("{} {}", data["state"].as_str().unwrap(), data["message"].as_str().unwrap());
+    let text = |data: &Value, key: &str| data[key].as_str().unwrap_or_default().to_owned();
+    let line = |data: Value| format!("{} {}", text(&data, "state"), text(&data, "message"));
     of_notes.map(|event| format!("{} {}", event.body.name(), line(event.data()))).collect()
 }
 
@@ -148,7 +149,7 @@ async fn only_its_own_agent_tenant_user_and_session_get_a_note() {
     for stranger in &strangers {
         assert_eq!(look(&world, stranger).await, NONE, "{stranger:?}");
         let id = world.executor.spawn(Call::new("look", json!({})).by(stranger.clone()));
-        assert_eq!(messages(&*world.executor.wait(id, stranger).await.unwrap()), NONE);
+        assert_eq!(messages(&world.executor.wait(id, stranger).await.unwrap()), NONE);
     }
     // A task of the agent's, whose result another agent of the tenant may ask for.
     let id = world.executor.spawn(Call::new("look", json!({})).by(ada.clone()));
