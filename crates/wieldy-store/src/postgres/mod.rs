@@ -52,8 +52,7 @@ pub(crate) const MIGRATIONS: &[Migration] = migrations!(
     "0005_metadata",
     "0006_sandboxes",
     "0007_results",
-    "0008_result_words",
-    "0009_notes",
+    "0008_result_words", "0009_notes",
 );
 
 /// The settings of every session. A server that would lose commits is told not to. The timeouts keep a stuck session
