@@ -9,6 +9,7 @@ mod callers;
 mod code;
 mod configuration;
 mod containers;
+mod contracts;
 mod doctor;
 mod documents;
 mod encrypted;

@@ -286,7 +286,7 @@ impl Tool for ThreadList {
 }
 
 fn common(name: &str, description: &str, seconds: u64) -> ToolSpec {
-    let spec = ToolSpec::new(name, description).category("threads").provider(Provider::Builtin);
+    let spec = ToolSpec::new(name, description).category("thread").provider(Provider::Builtin);
     let mut spec = spec.timeout(Duration::from_secs(seconds)).scope("oracle");
     spec.annotations.open_world = false;
     spec
