@@ -1,6 +1,7 @@
 //! The command line as people type it: raw, and checked only for its syntax. `config` and the commands interpret the
 //! values.
 
+mod code;
 mod help;
 mod history;
 mod vault;
@@ -16,7 +17,10 @@ use wieldy::{Backoff, BatchMode, Level, Network, Priority, Status, parse_duratio
 
 use crate::commands::completions;
 
-use help::{ARGUMENTS_HELP, CONFIGURATION_HELP, HISTORY_HELP, IMPORT_HELP, LOGIN_HELP, RUN_HELP, TRUST_HELP};
+pub(crate) use code::{CodeArgs, CodeCommand, FindArgs, MapArgs, RefsArgs, SearchArgs};
+use help::{
+    ARGUMENTS_HELP, CODE_HELP, CONFIGURATION_HELP, HISTORY_HELP, IMPORT_HELP, LOGIN_HELP, RUN_HELP, TRUST_HELP,
+};
 pub(crate) use history::{AuditArgs, AuditCommand, FilterArgs, HistoryArgs, HistoryCommand, TextIn};
 pub(crate) use vault::{VaultArgs, VaultCommand};
 
@@ -85,6 +89,9 @@ pub(crate) enum Command {
     /// Run several calls together
     #[command(after_help = "Example:\n  wieldy batch calls.json --max-concurrency 2")]
     Batch(Box<BatchArgs>),
+    /// Search code, and find definitions and references
+    #[command(after_help = CODE_HELP)]
+    Code(Box<CodeArgs>),
     /// List the available tools, or show one
     #[command(after_help = "Example:\n  wieldy tools --category shell")]
     Tools(ToolsArgs),

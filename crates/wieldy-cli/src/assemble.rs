@@ -7,9 +7,9 @@ use std::sync::Arc;
 use anyhow::{Context, anyhow};
 use wieldy::secrets::PROTECTED_AT_HOME;
 use wieldy::{
-    CommandTool, Confirmer, DynamicTimeout, Executor, ExecutorBuilder, FileRules, FolderArtifacts, Level, Manifest,
-    ManifestTool, Native, NativeOptions, Oci, OciOptions, OutputSink, ProbeOptions, Problem, Rootfs, SharedTool, Store,
-    Unavailable, Unbound, VaultOptions, history_tools,
+    BuiltinOptions, CommandTool, Confirmer, DynamicTimeout, Executor, ExecutorBuilder, FileRules, FolderArtifacts,
+    Level, Manifest, ManifestTool, Native, NativeOptions, Oci, OciOptions, OutputSink, ProbeOptions, Problem, Rootfs,
+    SharedTool, Store, Unavailable, Unbound, VaultOptions, history_tools,
 };
 
 use crate::config::{
@@ -125,14 +125,15 @@ pub(crate) fn executor_of_built_ins(config: &Config, environment: &Environment) 
 
 fn builder(config: &Config, environment: &Environment, has_tokens: bool) -> Result<ExecutorBuilder, Failure> {
     let hint = "`--workspace DIR` or the key `workspace` names another folder";
-    let vaults = VaultOptions {
-        projects: config.vault.projects.clone(),
+    let vaults = VaultOptions { projects: config.vault.projects.clone(), state: None, has_tokens };
+    let options = BuiltinOptions {
+        environment: tool_environment(config, environment),
         state: (!config.state.as_os_str().is_empty()).then(|| whole(&config.state)),
-        has_tokens,
+        code: config.code,
+        vaults,
     };
-    let variables = tool_environment(config, environment);
-    let mut builder = wieldy::builder_with_vaults(&config.workspace, variables, vaults)
-        .map_err(|error| Failure::usage(error).hint(hint))?;
+    let mut builder =
+        wieldy::builder_of(&config.workspace, options).map_err(|error| Failure::usage(error).hint(hint))?;
     for (name, plan) in &config.plans {
         builder.policy = builder.policy.with_plan(name, plan.clone());
     }

@@ -76,6 +76,11 @@ fn run(arguments: Arguments, printer: &Printer) -> Result<Exit, Failure> {
             let config = load(Overrides::of(&global).run(&program.run))?;
             commands::run::run(&program, &config, &environment, printer)
         }
+        Command::Code(code) => {
+            compile_patterns();
+            let config = load(Overrides::of(&global).run(code.run()))?;
+            commands::code::run(&code, &config, &environment, printer)
+        }
         Command::Tools(tools) => {
             let config = load(Overrides::of(&global))?;
             match &tools.command {

@@ -217,11 +217,21 @@ fn is_among(folders: &[PathBuf], workspace: &Path, path: &Path) -> bool {
 
 /// Returns true if a name on the path is a secret's, or the path is within a secret folder.
 fn is_secret(path: &Path) -> bool {
+    // The names of all secrets begin with a dot, and those of few files do: walks ask this for every file.
+    if !has_dot_name(path) {
+        return false;
+    }
     if HIDDEN.iter().any(|name| path.starts_with(name)) {
         return true;
     }
     let mut names = path.iter().filter_map(|name| name.to_str()).take_while(|name| !is_passed_by(name));
     names.any(is_deep_secret)
+}
+
+/// Returns true if a name on the path begins with a dot.
+fn has_dot_name(path: &Path) -> bool {
+    let bytes = path.as_os_str().as_encoded_bytes();
+    bytes.first() == Some(&b'.') || bytes.windows(2).any(|pair| pair == b"/.")
 }
 
 /// Names in a repository through which git executes programs, or finds the settings that name programs.
@@ -258,6 +268,12 @@ mod tests {
             own: vec!["/w/state".into(), "/".into()],
             ..FileRules::default()
         }
+    }
+
+    #[test]
+    fn the_names_of_all_secrets_begin_with_a_dot() {
+        assert_eq!(HIDDEN.iter().filter(|name| !has_dot_name(Path::new(name))).count(), 0);
+        assert!(!is_environment("env.local") && is_environment(".env.local"));
     }
 
     #[test]

@@ -10,6 +10,13 @@
 //! | `save`, `stale`, `text`, `replace`, `diff` | atomic writes; read marks; encodings; exact replacement; diffs |
 //! | `walk`, `pattern`, `matches` | folders in order; bounded regular expressions; matching lines within limits |
 //!
+//! | modules of `code` | do |
+//! | --- | --- |
+//! | `search` | the tool `search_code` |
+//! | `lines`, `ranked`, `blocks`, `places` | search by text and by words; pieces of files; tests and foreign code |
+//!
+//! The module `index` holds words and syntax trees of files, compared with the files before each answer.
+//!
 //! | modules of `shell` | do |
 //! | --- | --- |
 //! | `bash`, `build`, `command`, `attached`, `process_tools`, `state` | one tool or a family of tools each |
@@ -20,6 +27,7 @@ use std::sync::Arc;
 
 use wieldy_core::SharedTool;
 
+pub mod code;
 mod failpoint;
 pub mod files;
 #[allow(dead_code, reason = "each tool that asks the index uses another part of it")]
@@ -27,6 +35,7 @@ mod index;
 pub mod shell;
 pub mod vault;
 
+pub use code::{CodeOptions, code_tools};
 pub use files::{Workspace, WorkspaceError};
 pub use shell::{Bash, CommandTool};
 pub use vault::{VaultOptions, VaultProject, vault_tools};

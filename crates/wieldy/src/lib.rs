@@ -55,7 +55,9 @@ pub use wieldy_store::{
 };
 pub use wieldy_tools::shell::{Attached, Bash, CommandTool, shell_tools};
 pub use wieldy_tools::vault::DEFAULT_PROJECT;
-pub use wieldy_tools::{VaultOptions, VaultProject, Workspace, WorkspaceError, file_tools, vault_tools};
+pub use wieldy_tools::{
+    CodeOptions, VaultOptions, VaultProject, Workspace, WorkspaceError, code_tools, file_tools, vault_tools,
+};
 
 /// Begins to build an executor with the built-in tools on `workspace`.
 ///
@@ -75,40 +77,44 @@ pub fn builder_with(
     workspace: &Path,
     environment: BTreeMap<String, String>,
 ) -> Result<ExecutorBuilder, WorkspaceError> {
-    builder_with_vaults(workspace, environment, VaultOptions::default())
+    builder_of(workspace, BuiltinOptions { environment, ..BuiltinOptions::default() })
 }
 
-/// Does the same as [`builder_with`], with folders of notes for the vault tools.
-pub fn builder_with_vaults(
-    workspace: &Path,
-    environment: BTreeMap<String, String>,
-    vaults: VaultOptions,
-) -> Result<ExecutorBuilder, WorkspaceError> {
-    let tools = tools_with_vaults(workspace, environment, vaults)?;
+/// Does the same as [`builder`], with all options of the built-in tools.
+pub fn builder_of(workspace: &Path, options: BuiltinOptions) -> Result<ExecutorBuilder, WorkspaceError> {
+    let own = options.state.clone();
+    let tools = builtin_tools(workspace, options)?;
     let mut builder =
         Executor::builder().tools(tools).sandbox(Unconfined::default()).sandbox(Native::new(NativeOptions::default()));
     builder.workspace = absolute(workspace);
+    // No tool may see the state, wherever it is.
+    builder.files.own.extend(own.iter().map(|state| absolute(state)));
     builder.machine = machine();
     Ok(builder)
 }
 
-/// Returns the built-in tools on `workspace`. Programs get `environment` and nothing else.
-pub fn builtin_tools(
-    workspace: &Path,
-    environment: BTreeMap<String, String>,
-) -> Result<Vec<SharedTool>, WorkspaceError> {
-    tools_with_vaults(workspace, environment, VaultOptions::default())
+/// The options of the built-in tools.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct BuiltinOptions {
+    /// The environment of programs, and all of it.
+    pub environment: BTreeMap<String, String>,
+    /// The folder for what tools derive from the workspace's files, such as the index of its code. Without one they
+    /// make it again in each process.
+    pub state: Option<PathBuf>,
+    /// The options of the code tools.
+    pub code: CodeOptions,
+    /// The folders of notes for the vault tools.
+    pub vaults: VaultOptions,
 }
 
-fn tools_with_vaults(
-    workspace: &Path,
-    environment: BTreeMap<String, String>,
-    vaults: VaultOptions,
-) -> Result<Vec<SharedTool>, WorkspaceError> {
+/// Returns the built-in tools on `workspace`.
+pub fn builtin_tools(workspace: &Path, options: BuiltinOptions) -> Result<Vec<SharedTool>, WorkspaceError> {
     let workspace = Arc::new(Workspace::open(workspace)?);
     let mut tools = file_tools(workspace.clone());
-    tools.extend(vault_tools(workspace, vaults));
-    tools.extend(shell_tools(environment));
+    let vaults = VaultOptions { state: options.vaults.state.or_else(|| options.state.clone()), ..options.vaults };
+    tools.extend(vault_tools(workspace.clone(), vaults));
+    tools.extend(code_tools(workspace, options.state, options.code));
+    tools.extend(shell_tools(options.environment));
     Ok(tools)
 }
 

@@ -21,6 +21,13 @@ Exit codes:
   2 wrong usage or configuration            6 cancelled
   3 unknown tool or invalid arguments       7 sandbox, store or transport failed";
 
+pub(super) const CODE_HELP: &str = "\
+Examples:
+  wieldy code search 'parse the configuration'
+  wieldy code find Config::load
+  wieldy code refs Config --kind type
+  wieldy code map src --max-tokens 2000";
+
 pub(super) const HISTORY_HELP: &str = "\
 Examples:
   wieldy history --tool Bash --since 7d

@@ -3,6 +3,7 @@
 pub(crate) mod audit;
 pub(crate) mod batch;
 pub(crate) mod call;
+pub(crate) mod code;
 pub(crate) mod completions;
 pub(crate) mod config;
 pub(crate) mod doctor;

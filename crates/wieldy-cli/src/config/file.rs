@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use wieldy::{
-    Backoff, BreakerPolicy, ExecutorBuilder, Level, Limits, NativeOptions, Per, RateKind, ResourceLimits,
+    Backoff, BreakerPolicy, CodeOptions, ExecutorBuilder, Level, Limits, NativeOptions, Per, RateKind, ResourceLimits,
     ResultRecording, RetryPolicy,
 };
 use wieldy_mcp::server::ServerOptions;
@@ -52,6 +52,7 @@ section! {
         confirm: FileConfirm,
         history: FileHistory,
         shell: FileShell,
+        code: FileCode,
         tools: FileTools,
         mcp: FileMcp,
         serve: FileServe,
@@ -190,6 +191,10 @@ section! {
     /// The variables of this process's environment that programs get.
     FileShell {
         environment: Vec<String>,
+    }
+    /// The index of the code tools.
+    FileCode {
+        fresh: Time,
     }
     /// The places of the user's own tools.
     FileTools {
@@ -424,6 +429,7 @@ impl FileConfig {
             confirm: Some(FileConfirm { timeout: Some(Time(executor.confirmation_timeout)) }),
             history: Some(FileHistory::defaults()),
             shell: Some(FileShell { environment: Some(ENVIRONMENT.map(str::to_owned).to_vec()) }),
+            code: Some(FileCode { fresh: Some(Time(CodeOptions::default().fresh)) }),
             tools: Some(FileTools { manifests: Some(Vec::new()) }),
             mcp: Some(FileMcp::defaults()),
             serve: Some(FileServe::defaults()),

@@ -31,7 +31,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
-use wieldy::{Backoff, BreakerPolicy, Level, Limits, Network, Plan, Rate, ResourceLimits, RetryPolicy, ToolLimits};
+use wieldy::{
+    Backoff, BreakerPolicy, CodeOptions, Level, Limits, Network, Plan, Rate, ResourceLimits, RetryPolicy, ToolLimits,
+};
 
 use crate::exit::Failure;
 use crate::output::shown_in_line;
@@ -99,6 +101,7 @@ pub(crate) struct Config {
     pub(crate) plans: BTreeMap<String, Plan>,
     /// The names of the variables that programs get.
     pub(crate) shell_environment: Vec<String>,
+    pub(crate) code: CodeOptions,
     pub(crate) manifests: Vec<PathBuf>,
     pub(crate) mcp: McpConfig,
     pub(crate) serve: ServeConfig,
@@ -335,6 +338,7 @@ impl Config {
             confirmation_timeout: time(file.confirm.and_then(|confirm| confirm.timeout)),
             plans: file.plans.expect(SET).into_iter().map(|(name, limits)| (name, plan(&limits))).collect(),
             shell_environment: file.shell.and_then(|shell| shell.environment).expect(SET),
+            code: CodeOptions { fresh: time(file.code.and_then(|code| code.fresh)) },
             manifests: file.tools.and_then(|tools| tools.manifests).expect(SET),
             mcp,
             serve,

@@ -6,6 +6,7 @@ mod bad_input;
 mod batch;
 mod call;
 mod callers;
+mod code;
 mod configuration;
 mod containers;
 mod doctor;

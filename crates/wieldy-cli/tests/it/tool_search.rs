@@ -8,7 +8,7 @@ use crate::mcp::Client;
 use crate::world::World;
 
 /// Questions in the words of users, each with the tool to be found.
-const QUESTIONS: [(&str, &str); 72] = [
+const QUESTIONS: [(&str, &str); 74] = [
     ("run a shell command", "Bash"),
     ("execute a script", "Bash"),
     ("use the terminal", "Bash"),
@@ -69,6 +69,8 @@ const QUESTIONS: [(&str, &str); 72] = [
     ("event log", "GetLogs"),
     ("files larger than 1 MB", "QueryVFS"),
     ("recently modified files", "QueryVFS"),
+    ("where in the code is the configuration parsed", "search_code"),
+    ("search the code base for a function name", "search_code"),
     ("read a note", "vault_read"),
     ("properties of a note", "vault_read"),
     ("write a note in the vault", "vault_write"),
@@ -84,7 +86,7 @@ const QUESTIONS: [(&str, &str); 72] = [
 ];
 
 /// Further questions by another author, who had not seen the synonyms of the ranking.
-const OTHERS: [(&str, &str); 46] = [
+const OTHERS: [(&str, &str); 48] = [
     ("npm install", "Bash"),
     ("invoke git", "Bash"),
     ("cargo check", "Build"),
@@ -125,6 +127,8 @@ const OTHERS: [(&str, &str); 46] = [
     ("did I already run this", "history_search"),
     ("success rate", "history_stats"),
     ("most used tools", "history_stats"),
+    ("ranked code search", "search_code"),
+    ("find source code by keywords", "search_code"),
     ("which notes link to this one", "vault_read"),
     ("note a fact in my vault", "vault_write"),
     ("vault full text search", "vault_search"),

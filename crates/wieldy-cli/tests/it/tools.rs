@@ -38,6 +38,7 @@ fn the_list_has_a_line_per_tool() {
     Write               files    writes  Writes a text file, new or in place of the old content, whole or not at all
     history_search      history  reads   Finds calls that you made before, by tool, words, session, status or time
     history_stats       history  reads   Summarizes the calls that you made before: how many, how many failed, how long they took (p50, p95, p99)
+    search_code         code     reads   Searches the workspace's code by a name, a text, a regular expression or several words (ranked, also as parts of names)
     vault_create_index  vault    writes  Writes or updates a page with links to all notes of a vault's folder
     vault_list          vault    reads   Lists the notes of a vault's folder with titles, tags and numbers of links, 200 at a time
     vault_move          vault    writes  Moves or renames a note or folder of the vault, and changes all links to it

@@ -12,9 +12,9 @@ use super::{pattern, text};
 /// Maximum length of a line. A longer line is cut.
 const LINE_BYTES_MAX: usize = 500;
 /// Maximum bytes of text that are shown, regardless of the limit of lines.
-const TEXT_BYTES_MAX: usize = 64 * 1024;
+pub(crate) const TEXT_BYTES_MAX: usize = 64 * 1024;
 /// Maximum number of matches that are counted.
-const COUNT_MAX: usize = 100_000;
+pub(crate) const COUNT_MAX: usize = 100_000;
 
 /// All results so far.
 pub(crate) struct Matches {
@@ -57,7 +57,7 @@ impl Matches {
 
     /// Adds the results from the file at `path`.
     pub(crate) fn add_file(&mut self, path: &Path, sink: FileSink) {
-        if sink.binary || sink.count == 0 {
+        if sink.count() == 0 {
             return;
         }
         self.count += sink.count;
@@ -124,13 +124,17 @@ pub(crate) struct FileSink {
     binary: bool,
 }
 
-struct ResultLine {
-    kind: LineKind,
-    number: u64,
-    text: String,
+/// A line to show.
+pub(crate) struct ResultLine {
+    pub(crate) kind: LineKind,
+    /// The number of the line in its file, from 1.
+    pub(crate) number: u64,
+    pub(crate) text: String,
 }
 
-enum LineKind {
+/// The kinds of lines to show.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LineKind {
     Match,
     Context,
     /// A mark for left-out lines.
@@ -140,15 +144,23 @@ enum LineKind {
 impl FileSink {
     /// Creates a sink that shows and counts no more than the remaining limits.
     pub(crate) fn new(matches: &Matches) -> Self {
-        Self {
-            lines: Vec::new(),
-            count: 0,
-            count_max: COUNT_MAX - matches.count.min(COUNT_MAX),
-            matches_left: matches.matches_left,
-            bytes_left: TEXT_BYTES_MAX.saturating_sub(matches.text.len()),
-            context: false,
-            binary: false,
-        }
+        let count_max = COUNT_MAX - matches.count.min(COUNT_MAX);
+        Self::within(count_max, matches.matches_left, TEXT_BYTES_MAX.saturating_sub(matches.text.len()))
+    }
+
+    /// Creates a sink that counts and shows so many matches, with so many bytes of text.
+    pub(crate) fn within(count_max: usize, matches_left: usize, bytes_left: usize) -> Self {
+        Self { lines: Vec::new(), count: 0, count_max, matches_left, bytes_left, context: false, binary: false }
+    }
+
+    /// Returns the number of matching lines. A binary file has none.
+    pub(crate) fn count(&self) -> usize {
+        if self.binary { 0 } else { self.count }
+    }
+
+    /// Returns the lines to show, in order.
+    pub(crate) fn into_lines(self) -> Vec<ResultLine> {
+        self.lines
     }
 
     fn add(&mut self, kind: LineKind, number: Option<u64>, bytes: &[u8]) {
@@ -208,7 +220,7 @@ impl Sink for FileSink {
 }
 
 /// Formats a line for people: without its end, invalid UTF-8 replaced, and cut between characters.
-fn shown(bytes: &[u8]) -> String {
+pub(crate) fn shown(bytes: &[u8]) -> String {
     let bytes = bytes.strip_suffix(b"\n").unwrap_or(bytes);
     let bytes = bytes.strip_suffix(b"\r").unwrap_or(bytes);
     // Converts no more than can be shown: a line may have megabytes.

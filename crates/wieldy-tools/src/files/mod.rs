@@ -33,11 +33,13 @@ pub(crate) use error::{FileError, blocking};
 pub use glob::Glob;
 pub(crate) use guard::Guard;
 pub use list::List;
+pub(crate) use matches::{COUNT_MAX, FileSink, LineKind, ResultLine, TEXT_BYTES_MAX, shown};
 pub(crate) use path::GivenPath;
 pub use query::QueryVfs;
 pub use read::Read;
 pub(crate) use save::save;
 pub use search::Search;
+pub(crate) use search::{Case, LineSearch};
 pub(crate) use spelling::relative;
 pub(crate) use text::{Editable, cut, decode, is_binary};
 pub(crate) use walk::WalkOptions;
@@ -74,6 +76,6 @@ fn common(name: &str, alias: &str, description: &str) -> ToolSpec {
 }
 
 /// Returns the default folder of a tool: the workspace itself.
-fn here() -> String {
+pub(crate) fn here() -> String {
     ".".to_owned()
 }

@@ -70,7 +70,7 @@ fn limit() -> NonZeroU32 {
 /// Case sensitivity.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-enum Case {
+pub(crate) enum Case {
     #[default]
     Smart,
     Sensitive,
@@ -114,18 +114,12 @@ impl Tool for Search {
 
 fn search(workspace: &Workspace, args: &SearchArgs, run: &Run) -> Result<Outcome, FileError> {
     let (stop, guard) = (run.stop(), &workspace.guard(&run.confinement().files));
-    let matcher = matcher(args)?;
-    let line_bytes_max = if args.literal { LINE_BYTES_MAX } else { pattern::line_bytes_max(&args.pattern) };
+    let mut lines = LineSearch::new(&args.pattern, args.literal, args.case, args.context, stop)?;
     let wanted = args.glob.as_deref().map(glob::filter).transpose()?;
     let given = workspace.given(&args.path)?;
-    let mut search = FileSearch {
-        matcher,
-        searcher: searcher(args.context, line_bytes_max),
-        stop,
-        matches: Matches::new(args.limit.get() as usize, line_bytes_max),
-    };
+    let mut matches = Matches::new(args.limit.get() as usize, lines.line_bytes_max);
     match workspace.open_file(&given, guard) {
-        Ok((file, _)) => search.file(given.relative(), file),
+        Ok((file, _)) => add_file(&mut lines, &mut matches, given.relative(), file),
         Err(FileError::Kind { is: "a folder", .. }) => {
             let base = workspace.key(&given)?;
             let options = WalkOptions { depth: u32::MAX, hidden: args.hidden, ignored: args.ignored };
@@ -136,42 +130,69 @@ fn search(workspace: &Workspace, args: &SearchArgs, run: &Run) -> Result<Outcome
                     continue;
                 }
                 match entry.open() {
-                    Ok(file) if guard.check_shown(&entry.path).is_ok() => search.file(&entry.path, file),
-                    _ => search.matches.skipped += 1,
+                    Ok(file) if guard.check_shown(&entry.path).is_ok() => {
+                        add_file(&mut lines, &mut matches, &entry.path, file);
+                    }
+                    _ => matches.skipped += 1,
                 }
-                if search.matches.is_full() {
+                if matches.is_full() {
                     break;
                 }
             }
-            search.matches.left_out = walk.note_on_limits();
+            matches.left_out = walk.note_on_limits();
         }
         Err(error) => return Err(error),
     }
-    search.matches.unfinished |= stop.is_cancelled();
-    Ok(search.matches.outcome())
+    matches.unfinished |= stop.is_cancelled();
+    Ok(matches.outcome())
 }
 
-/// One pattern, and its results in the files so far.
-struct FileSearch<'a> {
+fn add_file(lines: &mut LineSearch<'_>, matches: &mut Matches, path: &Path, file: File) {
+    let mut sink = FileSink::new(matches);
+    match lines.file(file, &mut sink) {
+        Ok(()) => matches.add_file(path, sink),
+        Err(_) => matches.skipped += 1,
+    }
+}
+
+/// A search for one pattern in the lines of files.
+pub(crate) struct LineSearch<'a> {
     matcher: RegexMatcher,
     searcher: Searcher,
     stop: &'a CancellationToken,
-    matches: Matches,
+    /// The length of the longest line that can be searched.
+    pub(crate) line_bytes_max: usize,
 }
 
-impl FileSearch<'_> {
-    fn file(&mut self, path: &Path, file: File) {
+impl<'a> LineSearch<'a> {
+    /// Compiles the pattern. Each match comes with `context` lines before and after it.
+    pub(crate) fn new(
+        pattern: &str,
+        literal: bool,
+        case: Case,
+        context: u8,
+        stop: &'a CancellationToken,
+    ) -> Result<Self, FileError> {
+        let mut builder = RegexMatcherBuilder::new();
+        builder
+            .case_smart(case == Case::Smart)
+            .case_insensitive(case == Case::Insensitive)
+            .fixed_strings(literal)
+            .multi_line(true)
+            .crlf(true);
+        let matcher = pattern::line_matcher(pattern, &mut builder)?;
+        let line_bytes_max = if literal { LINE_BYTES_MAX } else { pattern::line_bytes_max(pattern) };
+        Ok(Self { matcher, searcher: searcher(context, line_bytes_max), stop, line_bytes_max })
+    }
+
+    /// Searches one file. Fails if it is not a regular file, cannot be read, or has a line that is too long.
+    pub(crate) fn file(&mut self, file: File, sink: &mut FileSink) -> io::Result<()> {
         // The file may have been replaced by a pipe since the folder was read.
-        if !file.metadata().is_ok_and(|metadata| metadata.is_file()) {
-            self.matches.skipped += 1;
-            return;
+        if !file.metadata()?.is_file() {
+            return Err(io::ErrorKind::InvalidInput.into());
         }
-        let mut sink = FileSink::new(&self.matches);
         let reader = Stoppable { reader: file, stop: self.stop };
-        match self.searcher.search_reader(&self.matcher, reader, &mut sink) {
-            Ok(()) => self.matches.add_file(path, sink),
-            Err(_) => self.matches.skipped += 1,
-        }
+        self.searcher.search_reader(&self.matcher, reader, sink)
     }
 }
 
@@ -201,17 +222,6 @@ pub(super) fn searcher(context: u8, line_bytes_max: usize) -> Searcher {
         .binary_detection(BinaryDetection::quit(0))
         .heap_limit(Some(line_bytes_max))
         .build()
-}
-
-fn matcher(args: &SearchArgs) -> Result<RegexMatcher, FileError> {
-    let mut builder = RegexMatcherBuilder::new();
-    builder
-        .case_smart(args.case == Case::Smart)
-        .case_insensitive(args.case == Case::Insensitive)
-        .fixed_strings(args.literal)
-        .multi_line(true)
-        .crlf(true);
-    pattern::line_matcher(&args.pattern, &mut builder)
 }
 
 #[cfg(test)]

@@ -30,6 +30,12 @@ impl Workspace {
         let patterns: Vec<_> = patterns.iter().filter_map(pattern).collect();
         path.map(|path| ("path".to_owned(), path)).into_iter().chain(patterns).collect()
     }
+
+    /// Returns the relative spelling of this argument, if it is an absolute path inside the workspace.
+    pub(crate) fn respell_argument(&self, arguments: &Value, name: &str) -> Vec<(String, String)> {
+        let path = arguments.get(name).and_then(Value::as_str).and_then(|text| relative(text, self.roots()));
+        path.map(|path| (name.to_owned(), path)).into_iter().collect()
+    }
 }
 
 /// Returns an absolute path below one of the roots relative to it. Looks at no file.

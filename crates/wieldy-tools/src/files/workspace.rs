@@ -12,7 +12,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use blake3::Hash;
 use cap_std::ambient_authority;
 use cap_std::fs::{Dir, File, FileType, FileTypeExt, Metadata, MetadataExt as _, OpenOptions, OpenOptionsExt};
-use rustix::fs::OFlags;
+use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
+use rustix::io::Errno;
 use tokio_util::sync::CancellationToken;
 use wieldy_core::name::{did_you_mean, near_misses};
 
@@ -372,9 +373,20 @@ pub(crate) fn open_plain(folder: &Dir, name: &Path) -> io::Result<File> {
 
 /// Opens a regular file that a walk has shown, unless it has become a symbolic link or is hidden by now.
 pub(crate) fn open_beneath(guard: &Guard<'_>, path: &Path) -> io::Result<File> {
-    let file = open_plain(guard.workspace().root(), path)?;
-    let is_shown = file.metadata()?.is_file() && guard.check_opened(&file, path).is_ok();
-    if is_shown { Ok(file) } else { Err(io::ErrorKind::PermissionDenied.into()) }
+    let root = guard.workspace().root();
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    // Without any link on the way, the file is at just this path, and no other name needs a check.
+    let plain = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+    let (file, is_shown) = match openat2(root, path, flags, Mode::empty(), plain) {
+        Ok(file) => (File::from_std(file.into()), guard.check_shown(path).is_ok()),
+        Err(Errno::NOSYS | Errno::AGAIN | Errno::PERM) => {
+            let file = open_plain(root, path)?;
+            let is_shown = guard.check_opened(&file, path).is_ok();
+            (file, is_shown)
+        }
+        Err(error) => return Err(error.into()),
+    };
+    if is_shown && file.metadata()?.is_file() { Ok(file) } else { Err(io::ErrorKind::PermissionDenied.into()) }
 }
 
 /// Opens a folder in `folder`, unless it is a symbolic link.

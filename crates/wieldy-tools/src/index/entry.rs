@@ -79,7 +79,7 @@ impl Identity {
     /// The identity of no file.
     pub(super) const NONE: Self = Self { inode: 0, size: 0, modified: i128::MIN / 4, changed: i128::MIN / 4 };
 
-    #[allow(clippy::useless_conversion, clippy::cast_lossless, reason = "the types differ between architectures")]
+    #[allow(clippy::unnecessary_cast, reason = "the types differ between architectures")]
     pub(super) fn of(stat: &Stat) -> Self {
         let time = |seconds: i64, nanoseconds: u64| i128::from(seconds) * 1_000_000_000 + i128::from(nanoseconds);
         Self {

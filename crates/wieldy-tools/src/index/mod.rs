@@ -12,6 +12,7 @@
 //! let files = view.with_word("Workspace");                  // files that may hold the word
 //! for (file, facts) in files.iter().zip(view.facts(&ask, &files)) { … }   // on two threads, kept for the next time
 //! let answer = json!({ …, "index": view.state() });         // after the facts, so that it counts skipped files too
+//! index.keep(&ask);                                         // writes a snapshot, if it is worth the time
 //! ```
 //!
 //! | module | does |
@@ -22,9 +23,12 @@
 //! | `snapshot` | the file on disk |
 
 mod entry;
+pub(crate) mod needs;
 mod pass;
 mod reading;
 mod snapshot;
+#[cfg(test)]
+mod tests;
 mod view;
 mod vocabulary;
 pub(crate) mod words;
@@ -41,6 +45,7 @@ use wieldy_core::Run;
 use crate::files::{FileError, Guard, Workspace};
 
 pub(crate) use entry::{Entry, FileId, SkipReason};
+#[allow(unused_imports, reason = "tools outside this module name these types")]
 pub(crate) use view::{IndexState, Loaded, View};
 pub(crate) use vocabulary::Vocabulary;
 
@@ -51,6 +56,9 @@ pub(crate) const FACTS_BYTES_MAX: u64 = 1024 * 1024;
 
 /// Maximum number of callers' views of one folder that are held: one for each tenant and set of file rules.
 const SHELVES_MAX: usize = 8;
+
+/// So much unsaved work is saved before the question is answered, which may be stopped.
+const SAVED_AT_ONCE: Duration = Duration::from_secs(1);
 
 /// Facts about a file's content that are stored in the index.
 ///
@@ -89,6 +97,8 @@ pub(crate) struct IndexOptions {
     /// Maximum time that one question spends on reading files. The answer then says that it is not complete, and the
     /// next question goes on.
     pub(crate) reading_max: Duration,
+    /// The time of work that is worth a snapshot.
+    pub(crate) save_after: Duration,
     /// Maximum memory of words and facts in bytes. Beyond it, those of the files that were not asked for the longest
     /// are dropped.
     pub(crate) memory_bytes_max: usize,
@@ -104,6 +114,7 @@ impl IndexOptions {
             fresh: Duration::from_secs(2),
             always_checked_max: 20_000,
             reading_max: Duration::from_secs(20),
+            save_after: Duration::from_millis(20),
             memory_bytes_max: 256 * 1024 * 1024,
         }
     }
@@ -185,12 +196,22 @@ impl<F: FileFacts> Index<F> {
             return Ok(state.view.reused());
         }
         let (view, work) = pass::refresh(&self.workspace, &self.options, &state.view, ask)?;
-        state.unsaved += work;
         state.view = view;
-        state.unsaved += state.view.take_work();
-        self.save_if_due(&shelf, state);
+        state.unsaved += work + state.view.take_work();
+        if state.unsaved > SAVED_AT_ONCE {
+            self.save_if_due(&shelf, state);
+        }
         tracing::debug!(files = state.view.len(), elapsed_ms = begun.elapsed().as_millis() as u64, "index refreshed");
         Ok(state.view.again())
+    }
+
+    /// Writes a snapshot, if what was made since the last one is worth the time. Called when a question was answered.
+    pub(crate) fn keep(&self, ask: &Ask<'_>) {
+        let shelf = self.shelf(ask);
+        let Ok(mut held) = shelf.hold(ask.stop) else { return };
+        let state = held.state.as_mut().expect("it is held");
+        state.unsaved += state.view.take_work();
+        self.save_if_due(&shelf, state);
     }
 
     /// Returns the shelf of a question, which is made if there is none.

@@ -132,8 +132,11 @@ type Contents<F> = (Arc<[Arc<Entry<F>>]>, Arc<Vocabulary>);
 
 /// Drops words and facts of the files that were not asked for the longest, until the rest fits.
 fn within<F: FileFacts>(bytes_max: usize, entries: Arc<[Arc<Entry<F>>]>, vocabulary: Arc<Vocabulary>) -> Contents<F> {
-    let sizes: Vec<usize> = entries.iter().map(|entry| entry.bytes()).collect();
-    let mut bytes: usize = vocabulary.bytes() + sizes.iter().sum::<usize>();
+    let listed: usize = entries.iter().map(|entry| entry.words.list().len()).sum();
+    // The room of a word in the vocabulary is shared by the files that hold it.
+    let share = vocabulary.bytes() / listed.max(1);
+    let sizes: Vec<usize> = entries.iter().map(|entry| entry.bytes() + share * entry.words.list().len()).collect();
+    let mut bytes: usize = sizes.iter().sum();
     if bytes <= bytes_max {
         return (entries, vocabulary);
     }

@@ -69,10 +69,13 @@ pub(super) fn on_threads(helpers: usize, work: &(dyn Fn(bool) + Sync)) {
     });
 }
 
-/// Reports progress, but not for each file.
+/// Reports progress, up to some fifty times: each report is an event.
 pub(super) fn report(ask: &Ask<'_>, doing: &str, done: usize, total: usize) {
     const EVERY: usize = 256;
-    if let Some(run) = ask.run.filter(|_| total >= 2 * EVERY && done.is_multiple_of(EVERY)) {
+    let every = EVERY.max(total / 50);
+    // Two threads take the numbers, so this one sees about half of them.
+    let is_due = total >= 2 * EVERY && done % every < 2;
+    if let Some(run) = ask.run.filter(|_| is_due) {
         run.progress(done as f64 * 100.0 / total as f64, format!("{doing} {total} files"));
     }
 }

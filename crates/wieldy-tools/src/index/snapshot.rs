@@ -25,8 +25,6 @@ use super::{FileFacts, Index, Shelf, ShelfState, SkipReason, View, Vocabulary};
 const MAGIC: &[u8; 16] = b"wieldy index 01\n";
 /// Maximum size of a snapshot that is read, in bytes.
 const BYTES_MAX: u64 = 1024 * 1024 * 1024;
-/// The least time of unsaved work that is worth a snapshot.
-const WORK_MIN: Duration = Duration::from_millis(20);
 /// A snapshot is written when the work since the last one took this many times as long as that one.
 const WORK_PER_SAVE: u32 = 4;
 /// Snapshots that were not written for so long are removed.
@@ -93,7 +91,7 @@ impl<F: FileFacts> Index<F> {
     /// Writes a snapshot, if there is enough new in the state to be worth the time.
     pub(super) fn save_if_due(&self, shelf: &Shelf<F>, state: &mut ShelfState<F>) {
         let Some(path) = self.snapshot_path(shelf) else { return };
-        if state.unsaved < WORK_MIN.max(state.last_save * WORK_PER_SAVE) {
+        if state.unsaved <= self.options.save_after.max(state.last_save * WORK_PER_SAVE) {
             return;
         }
         let begun = Instant::now();

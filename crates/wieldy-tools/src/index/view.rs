@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use blake3::Hash;
+use schemars::JsonSchema;
 use serde::Serialize;
 use wieldy_core::name::near_misses;
 
@@ -43,7 +44,7 @@ pub(crate) struct View<F> {
 }
 
 /// The state of the index, for answers.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub(crate) struct IndexState {
     /// The number of files.
     pub(crate) files: usize,
@@ -187,6 +188,11 @@ impl<F> View<F> {
         self.file(id).words.count(number)
     }
 
+    /// Returns the words of a file with their counts, as far as they are known.
+    pub(crate) fn words(&self, id: FileId) -> &[(u32, u32)] {
+        self.file(id).words.list()
+    }
+
     /// Returns how many words a file has, as far as they are known.
     pub(crate) fn words_of(&self, id: FileId) -> u32 {
         self.file(id).words.list().iter().fold(0, |sum, (_, count)| sum.saturating_add(*count))
@@ -267,7 +273,7 @@ impl<F: FileFacts> View<F> {
                 let made = self.load(ask, ids[*place]).map(|loaded| loaded.facts);
                 let _ = results[*place].set(made);
                 if reports {
-                    reading::report(ask, "reading the code of", next.load(Ordering::Relaxed), missing.len());
+                    reading::report(ask, "reading", next.load(Ordering::Relaxed), missing.len());
                 }
             }
         };
@@ -282,46 +288,57 @@ impl<F: FileFacts> View<F> {
 
     /// Reads a file, and returns its content with the facts of just this content.
     pub(crate) fn load(&self, ask: &Ask<'_>, id: FileId) -> Result<Loaded<F>, SkipReason> {
-        let entry = self.file(id);
-        entry.used.store(self.question, Ordering::Relaxed);
-        if ask.stop.is_cancelled() {
-            return Err(self.stopped());
-        }
-        let content = reading::content(ask.guard, &entry.path, FACTS_BYTES_MAX)?;
+        let (content, hash) = self.content(ask, id, FACTS_BYTES_MAX)?;
+        let facts = self.facts_of(ask, id, &content, hash)?;
+        Ok(Loaded { content, hash, facts })
+    }
+
+    /// Reads a file, and returns its content with its facts, if it has any.
+    pub(crate) fn load_any(&self, ask: &Ask<'_>, id: FileId) -> Result<(Vec<u8>, Option<Arc<F>>), SkipReason> {
+        let (content, hash) = self.content(ask, id, WORDS_BYTES_MAX)?;
+        let is_small = content.len() as u64 <= FACTS_BYTES_MAX;
+        let facts = is_small.then(|| self.facts_of(ask, id, &content, hash).ok()).flatten();
+        Ok((content, facts))
+    }
+
+    fn content(&self, ask: &Ask<'_>, id: FileId, bytes_max: u64) -> Result<(Vec<u8>, Hash), SkipReason> {
+        let content = self.read_up_to(ask, id, bytes_max)?;
         let hash = blake3::hash(&content);
+        Ok((content, hash))
+    }
+
+    /// Returns the facts of the content, which is the file's current one.
+    fn facts_of(&self, ask: &Ask<'_>, id: FileId, content: &[u8], hash: Hash) -> Result<Arc<F>, SkipReason> {
+        let entry = self.file(id);
         let is_same = entry.hash == Some(hash);
         if is_same && let Some(known) = entry.known_facts() {
-            return known.map(|facts| Loaded { content, hash, facts });
+            return known;
         }
-        if let Some(reason) = reading::obstacle::<F>(&content) {
+        if let Some(reason) = reading::obstacle::<F>(content) {
             return Err(reason);
         }
-        match F::of(&entry.path, &content, ask.stop) {
-            Ok(made) => {
-                let facts = Arc::new(made);
-                if is_same {
-                    entry.set_facts(FactsState::Made(facts.clone()));
-                }
-                Ok(Loaded { content, hash, facts })
-            }
-            Err(SkipReason::Stopped) => Err(self.stopped()),
-            Err(reason) => {
-                if is_same {
-                    entry.set_facts(FactsState::Skipped(reason));
-                }
-                Err(reason)
-            }
+        let made = F::of(&entry.path, content, ask.stop).map(Arc::new);
+        match &made {
+            Err(SkipReason::Stopped) => return Err(self.stopped()),
+            Ok(facts) if is_same => entry.set_facts(FactsState::Made(facts.clone())),
+            Err(reason) if is_same => entry.set_facts(FactsState::Skipped(*reason)),
+            _ => {}
         }
+        made
     }
 
     /// Reads a file of up to [`WORDS_BYTES_MAX`] bytes. The content may be newer than the view.
     pub(crate) fn read(&self, ask: &Ask<'_>, id: FileId) -> Result<Vec<u8>, SkipReason> {
+        self.read_up_to(ask, id, WORDS_BYTES_MAX)
+    }
+
+    fn read_up_to(&self, ask: &Ask<'_>, id: FileId, bytes_max: u64) -> Result<Vec<u8>, SkipReason> {
         let entry = self.file(id);
         entry.used.store(self.question, Ordering::Relaxed);
         if ask.stop.is_cancelled() {
             return Err(self.stopped());
         }
-        reading::content(ask.guard, &entry.path, WORDS_BYTES_MAX)
+        reading::content(ask.guard, &entry.path, bytes_max)
     }
 
     fn stopped(&self) -> SkipReason {

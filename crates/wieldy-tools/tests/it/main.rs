@@ -3,6 +3,7 @@
 mod agreed;
 mod artifact;
 mod background;
+mod code_search;
 mod command_lines;
 mod confinement;
 mod custody;

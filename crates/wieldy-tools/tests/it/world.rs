@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use wieldy_core::{Body, Call, Caller, Executor, FileRules, MemoryJournal, ToolResult};
-use wieldy_tools::{Workspace, file_tools};
+use wieldy_tools::{CodeOptions, Workspace, code_tools, file_tools};
 
 /// The text of the secret, which must never be in a result, and never change.
 pub(crate) const CANARY: &str = "canary-7c1f";
@@ -41,9 +41,11 @@ impl World {
     }
 
     fn under(files: FileRules, root: PathBuf, folder: tempfile::TempDir) -> Self {
-        let workspace = Workspace::open(&root).expect("the folder is there");
+        let workspace = Arc::new(Workspace::open(&root).expect("the folder is there"));
+        let state = folder.path().join("state");
         let journal = Arc::new(MemoryJournal::default());
-        let mut builder = Executor::builder().tools(file_tools(Arc::new(workspace)));
+        let mut builder = Executor::builder().tools(file_tools(workspace.clone()));
+        builder = builder.tools(code_tools(workspace, Some(state), CodeOptions::default()));
         builder.journal = journal.clone();
         builder.workspace = root;
         builder.files = files;

@@ -168,6 +168,7 @@ fn everything() -> FileConfig {
             folder: path(),
             firecracker: Some(FileFirecracker { kernel: path(), rootfs: path() }),
         }),
+        code: Some(FileCode { fresh: time() }),
         output: Some(FileOutput { bytes_max: Some(Whole(7_000_000)) }),
         confirm: Some(FileConfirm { timeout: time() }),
         history: Some(FileHistory {
