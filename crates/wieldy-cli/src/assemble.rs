@@ -130,12 +130,12 @@ pub(crate) fn executor_of_built_ins(config: &Config, environment: &Environment) 
 
 fn builder(config: &Config, environment: &Environment, has_tokens: bool) -> Result<ExecutorBuilder, Failure> {
     let hint = "`--workspace DIR` or the key `workspace` names another folder";
-    let state = (!config.state.as_os_str().is_empty()).then(|| whole(&config.state));
+    let vaults = VaultOptions { projects: config.vault.projects.clone(), state: None, has_tokens };
     let options = BuiltinOptions {
         environment: tool_environment(config, environment),
-        state: state.clone(),
+        state: (!config.state.as_os_str().is_empty()).then(|| whole(&config.state)),
         code: config.code,
-        vaults: VaultOptions { projects: config.vault.projects.clone(), state, has_tokens },
+        vaults,
     };
     let mut builder =
         wieldy::builder_of(&config.workspace, options).map_err(|error| Failure::usage(error).hint(hint))?;

@@ -112,8 +112,9 @@ pub struct BuiltinOptions {
 pub fn builtin_tools(workspace: &Path, options: BuiltinOptions) -> Result<Vec<SharedTool>, WorkspaceError> {
     let workspace = Arc::new(Workspace::open(workspace)?);
     let mut tools = file_tools(workspace.clone());
-    tools.extend(code_tools(workspace.clone(), options.state, options.code));
-    tools.extend(vault_tools(workspace, options.vaults));
+    let vaults = VaultOptions { state: options.vaults.state.or_else(|| options.state.clone()), ..options.vaults };
+    tools.extend(vault_tools(workspace.clone(), vaults));
+    tools.extend(code_tools(workspace, options.state, options.code));
     tools.extend(shell_tools(options.environment));
     // The zone of the machine, like its processors, is no setting of the program.
     tools.push(Arc::new(NotifySelf::new(TimeZone::system())));

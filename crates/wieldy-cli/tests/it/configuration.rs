@@ -133,6 +133,11 @@ fn every_value_is_shown_with_its_origin() {
     timeouts.dynamic = false  # default
     timeouts.tools.Bash = "2m"  # file wieldy.toml
     tools.manifests = []  # default
+    vault.agents = []  # default
+    vault.projects = {}  # default
+    vault.root = ""  # default
+    vault.tenants = []  # default
+    vault.users = []  # default
     workspace = "."  # default
 
     ----- stderr -----

@@ -81,6 +81,18 @@ const QUESTIONS: &[(&str, &str)] = &[
     ("leave myself a note for later", "notify_self"),
     ("where in the code is the configuration parsed", "search_code"),
     ("search the code base for a function name", "search_code"),
+    ("read a note", "vault_read"),
+    ("properties of a note", "vault_read"),
+    ("write a note in the vault", "vault_write"),
+    ("new note", "vault_write"),
+    ("search my notes", "vault_search"),
+    ("find notes about tea", "vault_search"),
+    ("list notes", "vault_list"),
+    ("which notes are in the vault", "vault_list"),
+    ("rename a note", "vault_move"),
+    ("move a note and change its links", "vault_move"),
+    ("index page of a folder of notes", "vault_create_index"),
+    ("page with links to all notes", "vault_create_index"),
 ];
 
 /// Further questions by another author, who had not seen the synonyms of the ranking.
@@ -136,6 +148,12 @@ const OTHERS: &[(&str, &str)] = &[
     ("set a reminder", "notify_self"),
     ("ranked code search", "search_code"),
     ("find source code by keywords", "search_code"),
+    ("which notes link to this one", "vault_read"),
+    ("note a fact in my vault", "vault_write"),
+    ("vault full text search", "vault_search"),
+    ("notes with a tag", "vault_list"),
+    ("move a folder of notes", "vault_move"),
+    ("table of contents of a vault", "vault_create_index"),
 ];
 
 /// Questions that once found nothing.

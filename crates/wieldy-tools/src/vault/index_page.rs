@@ -8,10 +8,10 @@ use serde::Deserialize;
 use serde_json::json;
 use wieldy_core::{Confinement, Outcome, Run, RunError, Tool, ToolSpec};
 
+use super::folder::{Vault, note_path};
 use super::graph::Graph;
 use super::names::{Names, folder, is_note, last, stem, workspace_path};
 use super::projects::Vaults;
-use super::vault::{Vault, note_path};
 use super::write::check_name;
 use crate::files::{Editable, FileError, MissingFolders, blocking, save, unified};
 

@@ -10,11 +10,11 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use wieldy_core::{Confinement, Outcome, Run, RunError, Tool, ToolSpec};
 
+use super::folder::Vault;
 use super::graph::Graph;
 use super::markdown::NoteFacts;
 use super::names::folded;
 use super::projects::Vaults;
-use super::vault::Vault;
 use crate::files::{FileError, blocking};
 
 /// The number of notes in one answer.

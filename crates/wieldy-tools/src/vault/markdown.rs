@@ -322,7 +322,7 @@ impl<'a> Body<'a> {
                 let start = open.text_end + after.find("](")? + 2;
                 let link = self.destination(start, open.whole.end - 1)?;
                 // Escapes other than `%20` are too rare to be changed; such a link is left alone.
-                let is_same = &self.text[link.0.clone()] == open.destination;
+                let is_same = self.text[link.0.clone()] == open.destination;
                 is_same.then(|| self.markdown(link.0, link.1, open.embed)).flatten()
             }
             _ => None,

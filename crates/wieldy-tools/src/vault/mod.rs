@@ -5,11 +5,12 @@
 //! | modules | do |
 //! | --- | --- |
 //! | `read`, `write`, `search`, `list`, `moving`, `index_page` | one tool each |
-//! | `projects`, `vault` | the vaults of the configuration and their owners; opening files |
+//! | `projects`, `folder` | the vaults of the configuration and their owners; opening files |
 //! | `markdown`, `front_matter`, `yaml_text`, `link`, `names` | what a note says, and the file that a link means |
 //! | `graph`, `query` | the links between all notes; the words of a search |
 //! | `plan`, `rewrite` | a move that survives the end of the process; changing links |
 
+mod folder;
 mod front_matter;
 mod graph;
 mod index_page;
@@ -24,7 +25,6 @@ mod query;
 mod read;
 mod rewrite;
 mod search;
-mod vault;
 mod write;
 mod yaml_text;
 

@@ -7,12 +7,12 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use wieldy_core::{Confinement, Outcome, Run, RunError, Tool, ToolSpec};
 
+use super::folder::{Vault, missing, note_path};
 use super::graph::Graph;
 use super::names::{Names, is_note, last};
 use super::plan::{self, MoveLock, NotMoved, Plan, PlannedNote, carry_out, is_within, may_be_unfinished, taken};
 use super::projects::Vaults;
 use super::rewrite::{Rewrite, applied, with_old};
-use super::vault::{Vault, missing, note_path};
 use super::write::check_name;
 use crate::files::{FileError, Guard, WalkOptions, blocking};
 

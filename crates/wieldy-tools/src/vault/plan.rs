@@ -15,9 +15,9 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use wieldy_core::Run;
 
+use super::folder::Vault;
 use super::names::workspace_path;
 use super::rewrite::{Edit, applied, undone};
-use super::vault::Vault;
 use crate::failpoint;
 use crate::files::{FileError, FileLocation, Guard, MissingFolders, save};
 

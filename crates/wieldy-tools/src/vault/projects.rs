@@ -12,7 +12,7 @@ use lru::LruCache;
 use wieldy_core::name::{did_you_mean, near_misses};
 use wieldy_core::{CallError, Caller, Code, Held, RunError};
 
-use super::vault::Vault;
+use super::folder::Vault;
 use crate::files::Workspace;
 
 /// The project of calls that name none.

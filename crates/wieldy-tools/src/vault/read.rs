@@ -8,12 +8,12 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use wieldy_core::{Confinement, Content, Outcome, Run, RunError, Tool, ToolSpec};
 
+use super::folder::{ReadFile, Vault, missing};
 use super::graph::Graph;
 use super::link::split_place;
 use super::markdown::NoteFacts;
 use super::names::{folded, is_note};
 use super::projects::Vaults;
-use super::vault::{ReadFile, Vault, missing};
 use crate::files::{Editable, FileError, blocking, decode};
 use crate::index::IndexState;
 
@@ -265,7 +265,7 @@ struct Links {
 impl Links {
     fn of(graph: &Graph, path: &str, content: &[u8]) -> Self {
         let text = match Editable::of(content) {
-            Ok(editable) if !matches!(std::str::from_utf8(content), Err(_)) => editable.text,
+            Ok(editable) if std::str::from_utf8(content).is_ok() => editable.text,
             // Text in an unknown encoding is shown as well as possible.
             _ => decode(content, None).map(|decoded| decoded.text.into_owned()).unwrap_or_default(),
         };

@@ -13,12 +13,12 @@ use serde_json::{Value, json};
 use unicode_normalization::UnicodeNormalization;
 use wieldy_core::{Confinement, Outcome, Run, RunError, Tool, ToolSpec};
 
+use super::folder::Vault;
 use super::graph::Graph;
 use super::markdown::{Lines, NoteFacts};
 use super::names::{is_note, stem};
 use super::projects::Vaults;
 use super::query::{Query, stands_alone, words};
-use super::vault::Vault;
 use crate::files::{Editable, FileError, blocking};
 use crate::index::{Ask, View};
 

@@ -7,12 +7,12 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use wieldy_core::{Confinement, Outcome, Run, RunError, Tool, ToolSpec};
 
+use super::folder::{Vault, missing, note_path};
 use super::front_matter;
 use super::link::NOT_IN_NAMES;
 use super::markdown::NoteFacts;
 use super::projects::Vaults;
 use super::read::no_heading;
-use super::vault::{Vault, missing, note_path};
 use crate::files::{
     Editable, ExistingFile, FILE_BYTES_MAX, FileError, FileLocation, MissingFolders, blocking, save, unified,
 };

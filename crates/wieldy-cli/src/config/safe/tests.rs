@@ -230,6 +230,16 @@ fn everything() -> FileConfig {
                 priority_max: Some(FilePriority(wieldy::Priority::HIGH)),
             }),
         }),
+        vault: Some(FileVault {
+            root: Some("/elsewhere".into()),
+            tenants: texts(),
+            users: texts(),
+            agents: texts(),
+            projects: Some(BTreeMap::from([(
+                "some".to_owned(),
+                FileVaultProject { root: Some("/other".into()), tenants: texts(), users: texts(), agents: texts() },
+            )])),
+        }),
         plans: Some(BTreeMap::from([(
             "some".to_owned(),
             FilePlan {

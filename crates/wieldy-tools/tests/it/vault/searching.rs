@@ -11,7 +11,7 @@ fn world() -> VaultWorld {
         .put("Coffee.md", "---\ntags: drink\n---\nNo green leaves, and no tea. Water is hot water.\n")
         .put("Cafe\u{301}.md", "Ein Cafe\u{301} in Ko\u{308}ln. U\u{308}ber alles.\n")
         .put("zh.md", "我喜欢绿茶和咖啡\n")
-        .put("log.md", &"filler words here\n".repeat(200))
+        .put("log.md", "filler words here\n".repeat(200))
         .put("pic.png", "green tea");
     world
 }

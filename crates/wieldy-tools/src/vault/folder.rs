@@ -101,6 +101,7 @@ impl Vault {
             }
         };
         let result = then(&view, &graph, &ask);
+        self.index.keep(&ask);
         if run.stop().is_cancelled() {
             return Err(FileError::Stopped);
         }
