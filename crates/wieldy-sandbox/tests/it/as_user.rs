@@ -113,6 +113,11 @@ fn attacks_on_files_fail() {
 }
 
 #[test]
+fn attacks_by_way_of_git_fail() {
+    passes(&["escape::bare"], 6);
+}
+
+#[test]
 fn attacks_on_the_machine_fail() {
     passes(
         &[

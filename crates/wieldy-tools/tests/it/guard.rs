@@ -301,7 +301,7 @@ async fn the_file_tools_make_no_repository_whose_parts_are_in_another_folder() {
     let message = world.refusal("Delete", json!({"path": "commondir"})).await;
     assert!(message.starts_with("E3105: `commondir`"), "{message}");
     // The twin: files in a person's own folder of this name are the project's.
-    std::fs::remove_file(world.path("commondir")).unwrap();
+    let world = World::new();
     std::fs::create_dir(world.path("commondir")).unwrap();
     assert!(world.call("Write", json!({"path": "commondir/notes.md", "content": "x"})).await.is_success());
     let message = world.refusal("Delete", json!({"path": "commondir", "recursive": true})).await;

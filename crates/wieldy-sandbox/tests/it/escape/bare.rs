@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
-use wieldy_core::{Place, Sandbox};
+use wieldy_core::Place;
 
 use super::arena::{Arena, attacks};
 
