@@ -23,6 +23,15 @@ pub(super) struct Modules<'a> {
     by_folder: OnceCell<HashMap<PathBuf, Vec<FileId>>>,
 }
 
+/// A file on the way from an import to a definition.
+struct Stop {
+    file: FileId,
+    /// The name that is looked for in it; `None` for any.
+    name: Option<Box<str>>,
+    /// The re-exports up to here, each with its line.
+    steps: Vec<(FileId, u32)>,
+}
+
 impl<'a> Modules<'a> {
     /// Creates the modules of a question's view. Nothing is looked up before it is needed.
     pub(super) fn new(question: &'a Question<'a>) -> Self {
@@ -56,11 +65,11 @@ impl<'a> Modules<'a> {
         import: &Import,
         targets: &HashSet<FileId>,
     ) -> Option<Vec<(FileId, u32)>> {
-        let name = if &*import.original == "*" { None } else { Some(import.original.clone()) };
         let mut seen = HashSet::from([from]);
-        let mut todo: Vec<(FileId, Option<Box<str>>, Vec<(FileId, u32)>)> =
-            self.of(from, tree, import).into_iter().map(|file| (file, name.clone(), Vec::new())).collect();
-        while let Some((file, name, steps)) = todo.pop() {
+        let name = Some(import.original.clone()).filter(|name| &**name != "*");
+        let stop = |file| Stop { file, name: name.clone(), steps: Vec::new() };
+        let mut todo: Vec<Stop> = self.of(from, tree, import).into_iter().map(stop).collect();
+        while let Some(Stop { file, name, steps }) = todo.pop() {
             if targets.contains(&file) {
                 return Some(steps);
             }
@@ -74,7 +83,8 @@ impl<'a> Modules<'a> {
                 for next in tree.imports.iter().filter(passes).take(TARGETS_MAX) {
                     let steps: Vec<_> = steps.iter().copied().chain([(file, next.line)]).collect();
                     let name = if &*next.local == "*" { name.clone() } else { Some(next.original.clone()) };
-                    todo.extend(self.of(file, &tree, next).into_iter().map(|file| (file, name.clone(), steps.clone())));
+                    let stop = |file| Stop { file, name: name.clone(), steps: steps.clone() };
+                    todo.extend(self.of(file, &tree, next).into_iter().map(stop));
                 }
             }
         }

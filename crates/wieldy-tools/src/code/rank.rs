@@ -62,9 +62,10 @@ pub(super) struct Ranks {
 pub(super) fn is_listed(tree: &FileTree, index: usize) -> bool {
     let definition = &tree.definitions[index];
     let around = definition.parent.map(|parent| tree.definitions[parent as usize].kind);
-    !matches!(definition.kind, Kind::Field | Kind::Variant | Kind::Variable)
-        && !matches!(around, Some(Kind::Function | Kind::Method | Kind::Const | Kind::Variable))
-        && !(definition.declared && definition.kind == Kind::Module)
+    let is_small = matches!(definition.kind, Kind::Field | Kind::Variant | Kind::Variable);
+    let is_inner = matches!(around, Some(Kind::Function | Kind::Method | Kind::Const | Kind::Variable));
+    let is_elsewhere = definition.declared && definition.kind == Kind::Module;
+    !(is_small || is_inner || is_elsewhere)
 }
 
 impl Graph {
