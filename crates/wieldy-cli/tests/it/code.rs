@@ -47,10 +47,10 @@ fn a_search_says_how_to_see_the_rest_and_when_there_is_nothing() {
 
     ----- stderr -----
     no matches
-    [near: load_config]
+        [near: load_config]
     ");
     insta::assert_snapshot!(world.run(&["code", "search", "load", "--in", "lib"]), @"
-    exit: 3
+    exit: 1
     ----- stdout -----
 
     ----- stderr -----

@@ -37,6 +37,7 @@ fn every_value_is_shown_with_its_origin() {
     breaker.failures-max = 10  # default
     breaker.open-for = "30s"  # default
     cache.bytes-max = 67108864  # default
+    code.fresh = "2s"  # default
     confirm.timeout = "5m"  # default
     history.durability = "effects"  # default
     history.keep-bytes = 0  # default

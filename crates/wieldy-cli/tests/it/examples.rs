@@ -5,9 +5,17 @@ use std::process::Command;
 
 use crate::world::World;
 
-/// Examples that need a server, a call or a login that the test does not have. They must be valid, and may fail.
-const NEED_MORE: [&str; 5] =
-    ["wieldy history show", "wieldy mcp test", "wieldy mcp pin", "wieldy mcp login", "wieldy mcp logout"];
+/// Examples that need code, a server, a call or a login that the test does not have. They must be valid, and may fail.
+const NEED_MORE: [&str; 8] = [
+    "wieldy code find",
+    "wieldy code refs",
+    "wieldy code map",
+    "wieldy history show",
+    "wieldy mcp test",
+    "wieldy mcp pin",
+    "wieldy mcp login",
+    "wieldy mcp logout",
+];
 
 /// Collects the examples of a command and of its subcommands. Every command has one.
 fn collect(world: &World, command: &[&str], examples: &mut Vec<String>) {

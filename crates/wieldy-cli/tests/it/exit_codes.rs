@@ -68,6 +68,7 @@ fn help_names_the_commands_the_search_order_and_the_exit_codes() {
       call         Call a tool and print its answer
       run          Run a program in a sandbox, with this terminal attached
       batch        Run several calls together
+      code         Search code, and find definitions and references
       tools        List the available tools, or show one
       mcp          Serve the tools to an MCP client, over standard input and output
       serve        Serve the tools over HTTP, to MCP clients at /mcp

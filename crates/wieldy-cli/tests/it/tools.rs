@@ -38,6 +38,7 @@ fn the_list_has_a_line_per_tool() {
     Write           files    writes  Writes a text file, new or in place of the old content, whole or not at all
     history_search  history  reads   Finds calls that you made before, by tool, words, session, status or time
     history_stats   history  reads   Summarizes the calls that you made before: how many, how many failed, how long they took (p50, p95, p99)
+    search_code     code     reads   Searches the workspace's code by a name, a text, a regular expression or several words (ranked, also as parts of names)
 
     ----- stderr -----
     ");

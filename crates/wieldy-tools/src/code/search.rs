@@ -185,6 +185,8 @@ impl Tool for SearchCode {
         .read_only()
         .reads("scope")
         .permission("files.read")
+        .scope("oracle")
+        .scope("librarian")
         .timeout(Duration::from_secs(30));
         spec.output_schema = Some(schema_of::<Answer>());
         spec.annotations.open_world = false;

@@ -79,7 +79,7 @@ impl Identity {
     /// The identity of no file.
     pub(super) const NONE: Self = Self { inode: 0, size: 0, modified: i128::MIN / 4, changed: i128::MIN / 4 };
 
-    #[allow(clippy::useless_conversion, clippy::cast_lossless, reason = "the types differ between architectures")]
+    #[allow(clippy::unnecessary_cast, reason = "the types differ between architectures")]
     pub(super) fn of(stat: &Stat) -> Self {
         let time = |seconds: i64, nanoseconds: u64| i128::from(seconds) * 1_000_000_000 + i128::from(nanoseconds);
         Self {
@@ -232,5 +232,49 @@ impl<F: FileFacts> Entry<F> {
             FactsState::Unmade | FactsState::Skipped(_) => 0,
         };
         facts + 8 * self.words.list().len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use tokio_util::sync::CancellationToken;
+
+    use super::*;
+
+    #[derive(Serialize, Deserialize)]
+    struct Nothing;
+
+    impl FileFacts for Nothing {
+        const FORM: u32 = 1;
+
+        fn of(_: &Path, _: &[u8], _: &CancellationToken) -> Result<Self, SkipReason> {
+            Ok(Self)
+        }
+
+        fn bytes(&self) -> usize {
+            0
+        }
+    }
+
+    #[test]
+    fn a_file_is_current_if_nothing_of_it_changed_and_the_last_change_was_long_before_it_was_read() {
+        const SECOND: i128 = 1_000_000_000;
+        let identity = Identity { inode: 7, size: 5, modified: 100 * SECOND, changed: 100 * SECOND };
+        let entry = |identity, read_at| Entry::<Nothing>::new("a".into(), (identity, read_at), None, Words::None, None);
+        let is_current = |read_at: i128| entry(identity, read_at).is_current(&identity);
+        let times = [98, 100, 101, 102, 103, 1000].map(|second| is_current(second * SECOND));
+        assert_eq!(times, [false, false, false, false, true, true]);
+        let of_future = Identity { modified: 5000 * SECOND, ..identity };
+        assert!(entry(of_future, 1000 * SECOND).is_current(&of_future), "the time of the content can be set at will");
+        for other in [
+            Identity { inode: 8, ..identity },
+            Identity { size: 6, ..identity },
+            Identity { modified: 99 * SECOND, ..identity },
+            Identity { changed: 99 * SECOND, ..identity },
+        ] {
+            assert!(!entry(identity, 1000 * SECOND).is_current(&other), "{other:?}");
+        }
     }
 }
