@@ -18,27 +18,31 @@ fn the_list_has_a_line_per_tool() {
     insta::assert_snapshot!(World::new().run(&["tools"]), @"
     exit: 0
     ----- stdout -----
-    Bash            shell    writes  Runs a command line in the workspace and returns what it prints
-    Build           shell    writes  Builds, tests, checks or cleans the project in the workspace by the program that its files call for (Cargo.toml, package.json, go.mod, pyproject.toml, Makefile), or by the given command, and returns what it prints
-    Delete          files    writes  Deletes a file or an empty folder; with `recursive`, a folder and all that is in it
-    Edit            files    writes  Replaces exact text in a file
-    GetArtifact     files    reads   Reads an output that was too large for a result: a part of it by offset and length, or the lines that match a pattern
-    GetLogs         history  reads   Gets the log of your calls: the events of each, such as started, progress, warning, retry, failure, with times and facts
-    GetMetrics      history  reads   Tells performance metrics of your calls: counts, failures and latency percentiles by tool or day, as `history_stats` does, and live counters of running and waiting calls and of tools whose circuit breaker is open
-    GetState        state    reads   Tells the current state: your session, running and waiting calls, limits, tools whose circuit breaker is open, tasks, and background processes
-    Glob            files    reads   Finds files by a pattern such as `src/**/*.rs` and gives their paths, sorted
-    List            files    reads   Lists what is in a folder, sorted, with sizes; folders end in `/`
-    ProcessList     shell    reads   Lists the processes in the background of this session, and the state of each
-    ProcessRead     shell    writes  Reads what a process in the background has printed since it was last read, and tells whether it runs or how it ended
-    ProcessStop     shell    writes  Stops a process in the background with everything that it started, and returns what it had printed since it was last read
-    ProcessWrite    shell    writes  Writes text to the input of a process in the background, and ends the input if asked to
-    QueryVFS        files    reads   Queries files and folders of the workspace and your own artifacts (kept large outputs) in one go: by glob, kind, size, time of change and text
-    Read            files    reads   Reads a text file, or some lines of it
-    Search          files    reads   Searches files for a regular expression and gives the matching lines as `path:line:text`, sorted by path
-    Write           files    writes  Writes a text file, new or in place of the old content, whole or not at all
-    history_search  history  reads   Finds calls that you made before, by tool, words, session, status or time
-    history_stats   history  reads   Summarizes the calls that you made before: how many, how many failed, how long they took (p50, p95, p99)
-    search_code     code     reads   Searches the workspace's code by a name, a text, a regular expression or several words (ranked, also as parts of names)
+    Bash             shell    writes  Runs a command line in the workspace and returns what it prints
+    Build            shell    writes  Builds, tests, checks or cleans the project in the workspace by the program that its files call for (Cargo.toml, package.json, go.mod, pyproject.toml, Makefile), or by the given command, and returns what it prints
+    Delete           files    writes  Deletes a file or an empty folder; with `recursive`, a folder and all that is in it
+    Edit             files    writes  Replaces exact text in a file
+    GetArtifact      files    reads   Reads an output that was too large for a result: a part of it by offset and length, or the lines that match a pattern
+    GetLogs          history  reads   Gets the log of your calls: the events of each, such as started, progress, warning, retry, failure, with times and facts
+    GetMetrics       history  reads   Tells performance metrics of your calls: counts, failures and latency percentiles by tool or day, as `history_stats` does, and live counters of running and waiting calls and of tools whose circuit breaker is open
+    GetState         state    reads   Tells the current state: your session, running and waiting calls, limits, tools whose circuit breaker is open, tasks, and background processes
+    Glob             files    reads   Finds files by a pattern such as `src/**/*.rs` and gives their paths, sorted
+    InspectModule    code     reads   Shows the outline of one source file: its symbols with signatures and lines, its imports, and the files that import it
+    List             files    reads   Lists what is in a folder, sorted, with sizes; folders end in `/`
+    ProcessList      shell    reads   Lists the processes in the background of this session, and the state of each
+    ProcessRead      shell    writes  Reads what a process in the background has printed since it was last read, and tells whether it runs or how it ended
+    ProcessStop      shell    writes  Stops a process in the background with everything that it started, and returns what it had printed since it was last read
+    ProcessWrite     shell    writes  Writes text to the input of a process in the background, and ends the input if asked to
+    QueryVFS         files    reads   Queries files and folders of the workspace and your own artifacts (kept large outputs) in one go: by glob, kind, size, time of change and text
+    Read             files    reads   Reads a text file, or some lines of it
+    Search           files    reads   Searches files for a regular expression and gives the matching lines as `path:line:text`, sorted by path
+    Write            files    writes  Writes a text file, new or in place of the old content, whole or not at all
+    find_definition  code     reads   Finds where a function, type, field, constant or module is defined, and shows its source
+    find_references  code     reads   Finds where a symbol is called, imported, inherited from, read or written
+    get_repo_map     code     reads   Gives an overview of a project: the signatures of its most used definitions by file, within a number of tokens
+    history_search   history  reads   Finds calls that you made before, by tool, words, session, status or time
+    history_stats    history  reads   Summarizes the calls that you made before: how many, how many failed, how long they took (p50, p95, p99)
+    search_code      code     reads   Searches the workspace's code by a name, a text, a regular expression or several words (ranked, also as parts of names)
 
     ----- stderr -----
     ");
