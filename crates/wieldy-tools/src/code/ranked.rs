@@ -194,7 +194,7 @@ struct ScoredPiece {
     id: FileId,
     piece: Piece,
     symbol: Option<Block>,
-    /// How often it has each term.
+    /// The number of times that it has each term.
     counts: Vec<u32>,
     words: u32,
     /// The terms in its name and in the path.
