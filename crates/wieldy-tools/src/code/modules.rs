@@ -13,6 +13,8 @@ use crate::index::FileId;
 const TARGETS_MAX: usize = 16;
 /// Maximum number of re-exports between an import and the definition.
 const STEPS_MAX: usize = 6;
+/// Maximum number of files that are looked at on the way. Headers of C include each other without end.
+const STOPS_MAX: usize = 64;
 
 /// The modules of a workspace, for one question.
 pub(super) struct Modules<'a> {
@@ -73,7 +75,7 @@ impl<'a> Modules<'a> {
             if targets.contains(&file) {
                 return Some(steps);
             }
-            if steps.len() >= STEPS_MAX || !seen.insert(file) {
+            if steps.len() >= STEPS_MAX || seen.len() >= STOPS_MAX || !seen.insert(file) {
                 continue;
             }
             for (_, tree) in self.question.trees(&[file]) {
@@ -272,8 +274,14 @@ impl<'a> Modules<'a> {
             return vec![file];
         }
         let Some(wanted) = plain(Path::new(&module)) else { return Vec::new() };
-        let ends = |(_, entry): &(FileId, &crate::index::Entry<FileTree>)| entry.path.ends_with(&wanted);
-        self.question.view.files().filter(ends).map(|(id, _)| id).take(TARGETS_MAX).collect()
+        let names = super::asking::module_names(&wanted);
+        let ends = |id: &FileId| self.question.path(*id).ends_with(&wanted);
+        match names.last() {
+            Some(last) => {
+                self.by_name().get(last).into_iter().flatten().copied().filter(ends).take(TARGETS_MAX).collect()
+            }
+            None => Vec::new(),
+        }
     }
 
     /// Returns the files that are named like the imported class.
