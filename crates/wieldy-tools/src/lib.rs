@@ -18,6 +18,9 @@
 //! | --- | --- |
 //! | `search` | the tool `search_code` |
 //! | `lines`, `ranked`, `blocks`, `places` | search by text and by words; pieces of files; tests and foreign code |
+//! | `definition`, `references`, `map`, `inspect` | the other tools, one each |
+//! | `asking`, `modules`, `grading`, `rank` | symbols and scopes; files that imports mean; how sure a reference is; PageRank |
+//! | `parse`, `walker`, `rules`, `languages`, `tree` | syntax trees within a budget; one walk; a table of nodes for each language |
 //!
 //! The module `index` holds words and syntax trees of files, compared with the files before each answer.
 //!

@@ -27,6 +27,7 @@ fn the_list_has_a_line_per_tool() {
     GetMetrics          history  reads   Tells performance metrics of your calls: counts, failures and latency percentiles by tool or day, as `history_stats` does, and live counters of running and waiting calls and of tools whose circuit breaker is open
     GetState            state    reads   Tells the current state: your session, running and waiting calls, limits, tools whose circuit breaker is open, tasks, and background processes
     Glob                files    reads   Finds files by a pattern such as `src/**/*.rs` and gives their paths, sorted
+    InspectModule       code     reads   Shows the outline of one source file: its symbols with signatures and lines, its imports, and the files that import it
     List                files    reads   Lists what is in a folder, sorted, with sizes; folders end in `/`
     ProcessList         shell    reads   Lists the processes in the background of this session, and the state of each
     ProcessRead         shell    writes  Reads what a process in the background has printed since it was last read, and tells whether it runs or how it ended
@@ -36,14 +37,17 @@ fn the_list_has_a_line_per_tool() {
     Read                files    reads   Reads a text file, or some lines of it
     Search              files    reads   Searches files for a regular expression and gives the matching lines as `path:line:text`, sorted by path
     Write               files    writes  Writes a text file, new or in place of the old content, whole or not at all
+    find_definition     code     reads   Finds where a function, type, field, constant or module is defined, and shows its source
+    find_references     code     reads   Finds where a symbol is called, imported, inherited from, read or written
+    get_repo_map        code     reads   Gives an overview of a project: the signatures of its most used definitions by file, within a number of tokens
     history_search      history  reads   Finds calls that you made before, by tool, words, session, status or time
     history_stats       history  reads   Summarizes the calls that you made before: how many, how many failed, how long they took (p50, p95, p99)
     notify_self         meta     writes  Leaves yourself a note or a reminder, which comes back at the end of a later result, at a time or event that you choose
     search_code         code     reads   Searches the workspace's code by a name, a text, a regular expression or several words (ranked, also as parts of names)
-    thread_list         threads  reads   Lists your threads, open or closed, with their last entries, the latest first
-    thread_push         threads  writes  Appends an entry to a thread: what you want to know later, such as a decision, its reason, a result or an open question
-    thread_read         threads  reads   Reads the entries of a thread, with type, author and time
-    thread_seek         threads  reads   Searches the entries of your threads, such as earlier decisions, by their words
+    thread_list         thread   reads   Lists your threads, open or closed, with their last entries, the latest first
+    thread_push         thread   writes  Appends an entry to a thread: what you want to know later, such as a decision, its reason, a result or an open question
+    thread_read         thread   reads   Reads the entries of a thread, with type, author and time
+    thread_seek         thread   reads   Searches the entries of your threads, such as earlier decisions, by their words
     vault_create_index  vault    writes  Writes or updates a page with links to all notes of a vault's folder
     vault_list          vault    reads   Lists the notes of a vault's folder with titles, tags and numbers of links, 200 at a time
     vault_move          vault    writes  Moves or renames a note or folder of the vault, and changes all links to it

@@ -96,7 +96,7 @@ pub(super) struct FileGrades<'a> {
     targets: &'a Targets,
     id: FileId,
     tree: &'a FileTree,
-    /// Where each import of the name leads, by its local name.
+    /// The lead of each import of the name, by its local name.
     imports: HashMap<&'a str, Lead>,
     /// The lead of imports of all names of a module.
     glob: Option<Lead>,

@@ -12,7 +12,6 @@ use wieldy_core::{Confinement, Outcome, Run, RunError, Tool, ToolSpec};
 use super::asking::{Question, answer, declared};
 use super::facts::Code;
 use super::grading::last_name;
-use super::places::is_test;
 use super::rank::{Graph, Node, Ranks, is_listed};
 use crate::files::FileError;
 use crate::index::FileId;
@@ -167,7 +166,7 @@ fn mapped(question: &Question<'_>) -> Arc<Mapped> {
     let all: Vec<FileId> = question.view.files().map(|(id, _)| id).collect();
     let trees = question.trees(&all);
     let files = trees.iter().map(|(id, _)| *id).collect();
-    let nodes = trees.into_iter().map(|(id, tree)| Node::new(tree, is_test(question.path(id)))).collect();
+    let nodes = trees.into_iter().map(|(id, tree)| Node::new(tree, question.path(id))).collect();
     let mapped = Arc::new(Mapped { graph: Graph::new(nodes), files });
     // A graph of a view whose files were not all read would be given for the whole.
     if question.view.state().complete {

@@ -13,6 +13,8 @@ use crate::index::FileId;
 const TARGETS_MAX: usize = 16;
 /// Maximum number of re-exports between an import and the definition.
 const STEPS_MAX: usize = 6;
+/// Maximum number of files that are looked at on the way. Headers of C include each other without end.
+const STOPS_MAX: usize = 64;
 
 /// The modules of a workspace, for one question.
 pub(super) struct Modules<'a> {
@@ -21,6 +23,15 @@ pub(super) struct Modules<'a> {
     by_name: OnceCell<HashMap<String, Vec<FileId>>>,
     /// The files by folder.
     by_folder: OnceCell<HashMap<PathBuf, Vec<FileId>>>,
+}
+
+/// A file on the way from an import to a definition.
+struct Stop {
+    file: FileId,
+    /// The name that is looked for in it; `None` for any.
+    name: Option<Box<str>>,
+    /// The re-exports up to here, each with its line.
+    steps: Vec<(FileId, u32)>,
 }
 
 impl<'a> Modules<'a> {
@@ -56,15 +67,15 @@ impl<'a> Modules<'a> {
         import: &Import,
         targets: &HashSet<FileId>,
     ) -> Option<Vec<(FileId, u32)>> {
-        let name = if &*import.original == "*" { None } else { Some(import.original.clone()) };
         let mut seen = HashSet::from([from]);
-        let mut todo: Vec<(FileId, Option<Box<str>>, Vec<(FileId, u32)>)> =
-            self.of(from, tree, import).into_iter().map(|file| (file, name.clone(), Vec::new())).collect();
-        while let Some((file, name, steps)) = todo.pop() {
+        let name = Some(import.original.clone()).filter(|name| &**name != "*");
+        let stop = |file| Stop { file, name: name.clone(), steps: Vec::new() };
+        let mut todo: Vec<Stop> = self.of(from, tree, import).into_iter().map(stop).collect();
+        while let Some(Stop { file, name, steps }) = todo.pop() {
             if targets.contains(&file) {
                 return Some(steps);
             }
-            if steps.len() >= STEPS_MAX || !seen.insert(file) {
+            if steps.len() >= STEPS_MAX || seen.len() >= STOPS_MAX || !seen.insert(file) {
                 continue;
             }
             for (_, tree) in self.question.trees(&[file]) {
@@ -74,7 +85,8 @@ impl<'a> Modules<'a> {
                 for next in tree.imports.iter().filter(passes).take(TARGETS_MAX) {
                     let steps: Vec<_> = steps.iter().copied().chain([(file, next.line)]).collect();
                     let name = if &*next.local == "*" { name.clone() } else { Some(next.original.clone()) };
-                    todo.extend(self.of(file, &tree, next).into_iter().map(|file| (file, name.clone(), steps.clone())));
+                    let stop = |file| Stop { file, name: name.clone(), steps: steps.clone() };
+                    todo.extend(self.of(file, &tree, next).into_iter().map(stop));
                 }
             }
         }
@@ -262,8 +274,14 @@ impl<'a> Modules<'a> {
             return vec![file];
         }
         let Some(wanted) = plain(Path::new(&module)) else { return Vec::new() };
-        let ends = |(_, entry): &(FileId, &crate::index::Entry<FileTree>)| entry.path.ends_with(&wanted);
-        self.question.view.files().filter(ends).map(|(id, _)| id).take(TARGETS_MAX).collect()
+        let names = super::asking::module_names(&wanted);
+        let ends = |id: &FileId| self.question.path(*id).ends_with(&wanted);
+        match names.last() {
+            Some(last) => {
+                self.by_name().get(last).into_iter().flatten().copied().filter(ends).take(TARGETS_MAX).collect()
+            }
+            None => Vec::new(),
+        }
     }
 
     /// Returns the files that are named like the imported class.

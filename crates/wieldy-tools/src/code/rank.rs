@@ -1,8 +1,11 @@
 //! [`Graph`]: which files use the names of which others, and the importance of files and definitions by PageRank.
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::Arc;
 
+use super::language::Language;
+use super::places::{is_foreign, is_test};
 use super::tree::{FileTree, Kind};
 
 /// The share of importance that is passed on by use; the rest comes from the personalization.
@@ -21,15 +24,17 @@ const FOCUS: f64 = 10.0;
 pub(super) struct Node {
     pub(super) tree: Arc<FileTree>,
     pub(super) is_test: bool,
+    /// True for code that others wrote.
+    is_foreign: bool,
     /// The definition that each definition is a member of.
     pub(super) around: Vec<Option<usize>>,
 }
 
 impl Node {
     /// Creates the node of a file.
-    pub(super) fn new(tree: Arc<FileTree>, is_test: bool) -> Self {
+    pub(super) fn new(tree: Arc<FileTree>, path: &Path) -> Self {
         let around = tree.arounds();
-        Self { tree, is_test, around }
+        Self { tree, is_test: is_test(path), is_foreign: is_foreign(path), around }
     }
 }
 
@@ -62,9 +67,10 @@ pub(super) struct Ranks {
 pub(super) fn is_listed(tree: &FileTree, index: usize) -> bool {
     let definition = &tree.definitions[index];
     let around = definition.parent.map(|parent| tree.definitions[parent as usize].kind);
-    !matches!(definition.kind, Kind::Field | Kind::Variant | Kind::Variable)
-        && !matches!(around, Some(Kind::Function | Kind::Method | Kind::Const | Kind::Variable))
-        && !(definition.declared && definition.kind == Kind::Module)
+    let is_small = matches!(definition.kind, Kind::Field | Kind::Variant | Kind::Variable);
+    let is_inner = matches!(around, Some(Kind::Function | Kind::Method | Kind::Const | Kind::Variable));
+    let is_elsewhere = definition.declared && definition.kind == Kind::Module;
+    !(is_small || is_inner || is_elsewhere)
 }
 
 impl Graph {
@@ -93,10 +99,18 @@ impl Graph {
             node.tree.occurrences.iter().for_each(|one| counts[one.name as usize] += 1);
             for (name, count) in node.tree.names.iter().zip(counts) {
                 let Some(known) = numbers.get(&**name) else { continue };
-                let files = &definers[*known as usize];
-                let weight = f64::from(count).sqrt() * weight_of(name, files.len(), node.is_test) / files.len() as f64;
-                let others = files.iter().filter(|file| **file != number as u32);
-                edges.extend(others.map(|file| Edge { to: *file, name: *known, weight: weight as f32 }));
+                // A name of another language is another name.
+                let own = family(node.tree.language);
+                let same = |file: &&u32| family(nodes[**file as usize].tree.language) == own;
+                let all = &definers[*known as usize];
+                let count_of_definers = all.iter().filter(same).count();
+                let weight = f64::from(count).sqrt() * weight_of(name, count_of_definers, node.is_test)
+                    / count_of_definers.max(1) as f64;
+                let files = all.iter().filter(same).filter(|file| **file != number as u32);
+                edges.extend(files.map(|file| {
+                    let little = if nodes[*file as usize].is_foreign { LITTLE } else { 1.0 };
+                    Edge { to: *file, name: *known, weight: (weight * little) as f32 }
+                }));
             }
             starts.push(edges.len() as u32);
         }
@@ -162,7 +176,8 @@ impl Graph {
     }
 
     fn personalization(&self, focus: &[usize]) -> Vec<f64> {
-        let mut own: Vec<f64> = self.nodes.iter().map(|node| if node.is_test { LITTLE } else { 1.0 }).collect();
+        let mut own: Vec<f64> =
+            self.nodes.iter().map(|node| if node.is_test || node.is_foreign { LITTLE } else { 1.0 }).collect();
         let boost = self.nodes.len() as f64 / focus.len().max(1) as f64;
         focus.iter().for_each(|node| own[*node] += FOCUS * boost);
         let sum: f64 = own.iter().sum();
@@ -172,6 +187,15 @@ impl Graph {
 
     fn edges_of(&self, node: usize) -> &[Edge] {
         &self.edges[self.starts[node] as usize..self.starts[node + 1] as usize]
+    }
+}
+
+/// Returns one language for all that share their definitions.
+fn family(language: Language) -> Language {
+    match language {
+        Language::Typescript | Language::Tsx => Language::Javascript,
+        Language::Cpp => Language::C,
+        other => other,
     }
 }
 
@@ -195,7 +219,7 @@ mod tests {
     fn graph(files: &[&str]) -> Graph {
         let node = |text: &&str| {
             let tree = extract(Language::Python, text.as_bytes(), Duration::from_secs(60), &CancellationToken::new());
-            Node::new(Arc::new(tree.expect("it is small")), false)
+            Node::new(Arc::new(tree.expect("it is small")), Path::new("a.py"))
         };
         Graph::new(files.iter().map(node).collect())
     }

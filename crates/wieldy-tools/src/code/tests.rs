@@ -80,7 +80,7 @@ fn usual(language: Language, text: &[u8]) -> Result<FileTree, NoTree> {
     extract(language, text, super::parse::PARSE_TIME_MAX, &CancellationToken::new())
 }
 
-/// Checks what must be true of each tree, whatever the file is.
+/// Checks the rules that hold for the tree of any file.
 fn assert_sound(tree: &FileTree, text: &[u8]) {
     let lines = text.iter().filter(|byte| **byte == b'\n').count() as u32 + 1;
     let count = tree.definitions.len() as u32;

@@ -59,16 +59,18 @@ async fn words_are_ranked_and_found_as_parts_of_names() {
     {
       "status": "success",
       "content": [
-        "src/walk.rs:1-6\n3-pub fn readFolder(path: &str) -> u32 {\n[1 of 4 finds; `cursor` \"1\" shows the next]"
+        "src/walk.rs:3-6  readFolder\n3-pub fn readFolder(path: &str) -> u32 {\n[1 of 4 finds; `cursor` \"1\" shows the next]"
       ],
       "structured": {
         "results": [
           {
             "path": "src/walk.rs",
-            "line": 1,
+            "line": 3,
             "end_line": 6,
             "text": "pub fn readFolder(path: &str) -> u32 {",
             "text_line": 3,
+            "symbol": "readFolder",
+            "kind": "function",
             "score": 0.5,
             "matched": [
               "reading",
@@ -106,7 +108,7 @@ async fn the_mode_fits_the_query_unless_it_is_given() {
         ("x.y\\b", "regex", "src/other.rs:1"),
         ("fn \\w+Folder", "regex", "src/walk.rs:3"),
         ("save the file", "words", "src/save.py:1"),
-        ("folderReader", "words", "src/walk.rs:1"),
+        ("folderReader", "words", "src/walk.rs:3"),
         ("\u{597d}\u{4e16} \u{4f60}", "words", "docs/guide.md:1"),
         ("\u{597d}\u{4e16}", "text", "docs/guide.md:2"),
     ] {

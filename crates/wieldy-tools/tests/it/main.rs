@@ -3,6 +3,7 @@
 mod agreed;
 mod artifact;
 mod background;
+mod code_map;
 mod code_search;
 mod code_trees;
 mod command_lines;
