@@ -64,7 +64,7 @@ fn look_up<'a>(whole: &'a Value, pointer: &str) -> Result<&'a Value, FileError> 
     let ends = pointer.match_indices('/').map(|(at, _)| at).chain([pointer.len()]);
     let (at, deepest) = ends
         .filter_map(|end| whole.pointer(&pointer[..end]).map(|found| (&pointer[..end], found)))
-        .last()
+        .next_back()
         .expect("the empty pointer leads to the whole value");
     let missing = pointer[at.len() + 1..].split('/').next().unwrap_or_default();
     let place = if at.is_empty() { "the output".to_owned() } else { format!("`{at}`") };

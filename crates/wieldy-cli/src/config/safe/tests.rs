@@ -189,16 +189,6 @@ fn everything() -> FileConfig {
                 FileOwners { tenants: texts(), users: texts(), agents: texts() },
             )])),
         }),
-        vault: Some(FileVault {
-            root: path(),
-            tenants: texts(),
-            users: texts(),
-            agents: texts(),
-            projects: Some(BTreeMap::from([(
-                "some".to_owned(),
-                FileVaultProject { root: path(), tenants: texts(), users: texts(), agents: texts() },
-            )])),
-        }),
         shell: Some(FileShell { environment: texts() }),
         tools: Some(FileTools { manifests: path().map(|path| vec![path]) }),
         mcp: Some(FileMcp {
