@@ -8,7 +8,7 @@ use crate::mcp::Client;
 use crate::world::World;
 
 /// Questions in the words of users, each with the tool to be found.
-const QUESTIONS: [(&str, &str); 62] = [
+const QUESTIONS: [(&str, &str); 66] = [
     ("run a shell command", "Bash"),
     ("execute a script", "Bash"),
     ("use the terminal", "Bash"),
@@ -71,10 +71,14 @@ const QUESTIONS: [(&str, &str); 62] = [
     ("recently modified files", "QueryVFS"),
     ("where in the code is the configuration parsed", "search_code"),
     ("search the code base for a function name", "search_code"),
+    ("where is this function defined", "find_definition"),
+    ("who calls this function", "find_references"),
+    ("overview of the project", "get_repo_map"),
+    ("outline of a source file", "InspectModule"),
 ];
 
 /// Further questions by another author, who had not seen the synonyms of the ranking.
-const OTHERS: [(&str, &str); 42] = [
+const OTHERS: [(&str, &str); 46] = [
     ("npm install", "Bash"),
     ("invoke git", "Bash"),
     ("cargo check", "Build"),
@@ -117,6 +121,10 @@ const OTHERS: [(&str, &str); 42] = [
     ("most used tools", "history_stats"),
     ("ranked code search", "search_code"),
     ("find source code by keywords", "search_code"),
+    ("go to definition", "find_definition"),
+    ("references of a symbol", "find_references"),
+    ("map of the most used definitions", "get_repo_map"),
+    ("imports of a module", "InspectModule"),
 ];
 
 /// Questions that once found nothing.
