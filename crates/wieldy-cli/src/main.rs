@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use clap::Parser;
 
-use args::{Arguments, Command, ConfigCommand, GlobalArgs, RunArgs, ToolsCommand};
+use args::{Arguments, Command, ConfigCommand, GlobalArgs, RunArgs};
 use config::{Config, Environment, Overrides};
 use exit::{Exit, Failure};
 use output::Printer;
