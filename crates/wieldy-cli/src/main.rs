@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use clap::Parser;
 
-use args::{Arguments, Command, ConfigCommand, GlobalArgs, RunArgs, ToolsCommand};
+use args::{Arguments, Command, ConfigCommand, GlobalArgs, RunArgs};
 use config::{Config, Environment, Overrides};
 use exit::{Exit, Failure};
 use output::Printer;
@@ -81,14 +81,7 @@ fn run(arguments: Arguments, printer: &Printer) -> Result<Exit, Failure> {
             let config = load(Overrides::of(&global).run(code.run()))?;
             commands::code::run(&code, &config, &environment, printer)
         }
-        Command::Tools(tools) => {
-            let config = load(Overrides::of(&global))?;
-            match &tools.command {
-                None => commands::tools::list(&tools, &config, &environment, printer),
-                Some(ToolsCommand::Show { name }) => commands::tools::show(name, &config, &environment, printer),
-                Some(ToolsCommand::Check { file }) => commands::tools::check(file, &config, &environment, printer),
-            }
-        }
+        Command::Tools(tools) => commands::tools::run(&tools, &load(Overrides::of(&global))?, &environment, printer),
         Command::Mcp(mcp) => {
             let config = load(Overrides::of(&global).serving(&mcp.serving))?;
             match &mcp.command {
@@ -110,8 +103,7 @@ fn run(arguments: Arguments, printer: &Printer) -> Result<Exit, Failure> {
         }
         Command::History(history) => commands::history::run(&history, &load(Overrides::of(&global))?, printer),
         Command::Threads(threads) => {
-            let config = load(Overrides::of(&global))?;
-            commands::threads::run(&threads, &config, &environment, printer)
+            commands::threads::run(&threads, &load(Overrides::of(&global))?, &environment, printer)
         }
         Command::Audit(audit) => commands::audit::run(&audit.command, &load(Overrides::of(&global))?, printer),
         Command::Doctor(doctor) => {

@@ -77,10 +77,8 @@ impl Entry {
             None => Arc::clone(&self.call.arguments),
         };
         let mut content = outcome.content;
-        let same_as = match (&error, outcome.artifact) {
-            (None, None) => self.same_as(&arguments, &content),
-            _ => None,
-        };
+        let is_whole = error.is_none() && outcome.artifact.is_none();
+        let same_as = if is_whole { self.same_as(&arguments, &content) } else { None };
         content.extend(same_as.map(|earlier| repeated::line(earlier, &content)));
         let mut result = ToolResult {
             execution_id: self.flight.id,
@@ -127,14 +125,19 @@ impl Entry {
             recorded: self.recorded(&result),
         });
         let closed = self.flight.record_at(closing, result.timing.completed_at);
-        // The result of a task gets its notes when it is handed out. Stored results have none.
+        self.bring_notes(&mut result);
+        self.finish();
+        (result, closed)
+    }
+
+    /// Adds the notes that are due to the result. That of a task gets them when it is handed out. Stored results have
+    /// none.
+    fn bring_notes(&self, result: &mut ToolResult) {
         if !self.flight.is_task() {
             let (tool, call) = (Arc::clone(&result.tool), Some(result.execution_id));
             let point = Point { tool: &tool, call, ..Point::default() };
-            self.executor.add_due_notes(&mut result, &self.flight.subject.caller, &point);
+            self.executor.add_due_notes(result, &self.flight.subject.caller, &point);
         }
-        self.finish();
-        (result, closed)
     }
 
     /// Returns the earlier call of the same session that got this answer, too. Answers of MCP servers are passed on as

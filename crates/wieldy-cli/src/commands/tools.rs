@@ -7,19 +7,28 @@ use serde::Serialize;
 use serde_json::json;
 use wieldy::{CallError, CallLimit, Caller, LimitOrigin, Problem, ToolFilter, ToolSpec};
 
-use crate::args::ToolsArgs;
+use crate::args::{ToolsArgs, ToolsCommand};
 use crate::config::{Config, Environment, key_of_limit};
 use crate::exit::{Exit, Failure};
 use crate::output::{Printer, counted, hint_for, shown, shown_in_line};
 use crate::{assemble, upstreams};
 
-/// Lists tools, one per line.
-pub(crate) fn list(
+/// Runs the command.
+pub(crate) fn run(
     args: &ToolsArgs,
     config: &Config,
     environment: &Environment,
     printer: &Printer,
 ) -> Result<Exit, Failure> {
+    match &args.command {
+        None => list(args, config, environment, printer),
+        Some(ToolsCommand::Show { name }) => show(name, config, environment, printer),
+        Some(ToolsCommand::Check { file }) => check(file, config, environment, printer),
+    }
+}
+
+/// Lists tools, one per line.
+fn list(args: &ToolsArgs, config: &Config, environment: &Environment, printer: &Printer) -> Result<Exit, Failure> {
     let executor = assemble::catalogue(config, environment)?;
     upstreams::recall(config, environment, &executor, printer)?;
     let filter = ToolFilter {
@@ -78,7 +87,7 @@ fn first_sentence(description: &str) -> &str {
 }
 
 /// Prints one definition.
-pub(crate) fn show(name: &str, config: &Config, environment: &Environment, printer: &Printer) -> Result<Exit, Failure> {
+fn show(name: &str, config: &Config, environment: &Environment, printer: &Printer) -> Result<Exit, Failure> {
     let executor = assemble::catalogue(config, environment)?;
     upstreams::recall(config, environment, &executor, printer)?;
     let tool = executor.registry().find(name, &Caller::local()).map_err(|not_found| {
@@ -180,12 +189,7 @@ fn listed(names: &[String]) -> Option<String> {
 }
 
 /// Checks a manifest and prints all of its mistakes.
-pub(crate) fn check(
-    file: &Path,
-    config: &Config,
-    environment: &Environment,
-    printer: &Printer,
-) -> Result<Exit, Failure> {
+fn check(file: &Path, config: &Config, environment: &Environment, printer: &Printer) -> Result<Exit, Failure> {
     let (manifest, mut problems) = assemble::read_manifest(file, config)?;
     let executor = assemble::executor_of_built_ins(config, environment)?;
     let (mut names, mut warnings) = (Vec::new(), Vec::new());

@@ -388,7 +388,7 @@ impl FileConfig {
     /// line.
     pub(crate) fn defaults(state: PathBuf) -> Self {
         let (limits, retry, breaker) = (Limits::default(), RetryPolicy::default(), BreakerPolicy::default());
-        let (executor, native) = (ExecutorBuilder::default(), NativeOptions::default());
+        let executor = ExecutorBuilder::default();
         Self {
             workspace: Some(".".into()),
             state: Some(state),
@@ -422,29 +422,7 @@ impl FileConfig {
             }),
             cache: Some(FileCache { bytes_max: Some(Whole(executor.cache_bytes_max)) }),
             resources: Some(FileResources::defaults()),
-            sandbox: Some(FileSandbox {
-                mounts: Some(Vec::new()),
-                hidden: Some(Vec::new()),
-                shown: Some(Vec::new()),
-                protected: Some(Vec::new()),
-                toolchains: Some(true),
-                network: Some(FileNetwork(executor.network)),
-                idle: Some(Time(native.idle_max)),
-                idle_max: Some(Whole(native.idle_limits.sandboxes_max as u64)),
-                idle_per_tenant_max: Some(Whole(native.idle_limits.per_tenant_max as u64)),
-                spares: Some(Whole(native.warm_sandboxes as u64)),
-                folder: Some(PathBuf::new()),
-                floor: Some(Level::None),
-                limits: Some(FileSandboxLimits {
-                    cpu_millicores: Some(Whole(0)),
-                    memory_mb: Some(Whole(0)),
-                    processes: Some(Whole(0)),
-                    disk_mb: Some(Whole(0)),
-                    disk_files: Some(Whole(0)),
-                }),
-                oci: Some(FileOci { rootfs: Some(PathBuf::new()), layout: Some(PathBuf::new()) }),
-                firecracker: Some(FileFirecracker { kernel: Some(PathBuf::new()), rootfs: Some(PathBuf::new()) }),
-            }),
+            sandbox: Some(FileSandbox::defaults(&executor)),
             output: Some(FileOutput { bytes_max: Some(Whole(executor.output_bytes_max)) }),
             confirm: Some(FileConfirm { timeout: Some(Time(executor.confirmation_timeout)) }),
             history: Some(FileHistory::defaults()),
@@ -499,19 +477,6 @@ impl FileConfig {
         let mounts = self.sandbox.iter_mut().flat_map(|sandbox| &mut sandbox.mounts).flatten();
         if !folder.as_os_str().is_empty() {
             mounts.for_each(|mount| mount.begin_at(folder));
-        }
-    }
-}
-
-impl From<&Plan> for FilePlan {
-    /// Writes down a shipped plan, which has neither tools nor scopes nor resources of its own.
-    fn from(plan: &Plan) -> Self {
-        Self {
-            batch_max: plan.batch_max.map(|count| Whole(count as u64)),
-            parallel_max: plan.parallel_max.map(|count| Whole(count as u64)),
-            slots: plan.slots.map(|slots| Whole(slots.into())),
-            full_events: Some(plan.full_events),
-            ..Self::default()
         }
     }
 }

@@ -17,10 +17,12 @@ mod log;
 mod mcp;
 mod plans;
 mod resources;
+mod retry;
 mod safe;
 mod sandbox;
 mod serve;
 mod text;
+mod threads;
 mod trust;
 mod value;
 mod vault;
@@ -286,12 +288,12 @@ impl Config {
         let (limits, timeouts, retry) = (file.limits.expect(SET), file.timeouts.expect(SET), file.retry.expect(SET));
         let (breaker, resources, state, plans) =
             (file.breaker.expect(SET), file.resources.expect(SET), file.state.expect(SET), file.plans.expect(SET));
-        let (base, cap, isolation) = (time(retry.base), time(retry.cap), file.isolation.expect(SET));
+        let isolation = file.isolation.expect(SET);
         let (floor, mut more) = (file.sandbox.as_ref().and_then(|sandbox| sandbox.floor).expect(SET), Vec::new());
-        more.extend(cap_below_base(layers, base, cap));
+        let retry = retry::resolve(layers, &retry, &mut more);
         more.extend(limits_above_maximum(layers, &resources));
         more.extend(plans::impossible_names(layers, &plans));
-        let thread_projects = thread_projects(file.threads, &mut more);
+        let thread_projects = threads::projects(file.threads, &mut more);
         let sandbox = kept(sandbox(layers, file.sandbox.expect(SET), home, isolation), &mut more);
         let history = kept(history(layers, file.history.expect(SET), &state), &mut more);
         let mcp = kept(mcp(file.mcp.expect(SET), home, floor), &mut more);
@@ -327,12 +329,7 @@ impl Config {
             timeout: time(timeouts.default),
             timeouts: timeouts.tools.expect(SET).into_iter().map(|(tool, time)| (tool, time.0)).collect(),
             dynamic_timeouts: timeouts.dynamic.expect(SET),
-            retry: RetryPolicy {
-                retries: small(retry.retries),
-                base,
-                cap,
-                backoff: backoff(retry.backoff.expect(SET)),
-            },
+            retry,
             breaker: BreakerPolicy { failures_max: small(breaker.failures_max), open_for: time(breaker.open_for) },
             cache_bytes_max: file.cache.and_then(|cache| cache.bytes_max).expect(SET).0,
             rates: file.rates.expect(SET).into_iter().map(rate).collect(),
@@ -352,23 +349,6 @@ impl Config {
             warnings: Vec::new(),
         })
     }
-}
-
-/// Returns the mistake of a longest delay that is shorter than the first one.
-fn cap_below_base(layers: &Layers, base: Duration, cap: Duration) -> Option<ConfigError> {
-    let message = format!("`retry.cap` is {}, less than `retry.base`, which is {}", Time(cap), Time(base));
-    (cap < base).then(|| conflict(layers, ["retry.base", "retry.cap"], message, None))
-}
-
-/// Resolves the section `threads`: each project must be shared with some caller.
-fn thread_projects(file: Option<FileThreads>, mistakes: &mut Vec<ConfigError>) -> BTreeMap<String, Owners> {
-    let projects = file.and_then(|threads| threads.projects).expect("the defaults have every key");
-    let projects: BTreeMap<String, Owners> = projects.into_iter().map(|(name, file)| (name, file.owners())).collect();
-    let unshared = projects.iter().filter(|(_, owners)| owners.is_empty()).map(|(name, _)| {
-        format!("`threads.projects.{name}` shares the project with no caller: name `tenants`, `users` or `agents`")
-    });
-    mistakes.extend(in_section("threads", unshared.collect()));
-    projects
 }
 
 /// Returns every value without secrets.
@@ -502,13 +482,6 @@ fn small<const MIN: u64, const MAX: u64>(number: Option<Whole<MIN, MAX>>) -> u32
 
 fn number<const MIN: u64, const MAX: u64>(number: Option<Whole<MIN, MAX>>) -> Option<u64> {
     number.map(|number| number.0)
-}
-
-fn backoff(backoff: FileBackoff) -> Backoff {
-    match backoff {
-        FileBackoff::Exponential => Backoff::Exponential,
-        FileBackoff::Linear => Backoff::Linear,
-    }
 }
 
 fn rate(rate: FileRate) -> Rate {

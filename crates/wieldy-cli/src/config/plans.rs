@@ -6,7 +6,21 @@ use wieldy::{Caller, Executor, Plan};
 
 use super::file::{FilePlan, FileResourceLimits};
 use super::layers::{ConfigError, Layers};
+use super::value::Whole;
 use super::{Config, number, origin_of, small};
+
+impl From<&Plan> for FilePlan {
+    /// Writes down a shipped plan, which has neither tools nor scopes nor resources of its own.
+    fn from(plan: &Plan) -> Self {
+        Self {
+            batch_max: plan.batch_max.map(|count| Whole(count as u64)),
+            parallel_max: plan.parallel_max.map(|count| Whole(count as u64)),
+            slots: plan.slots.map(|slots| Whole(slots.into())),
+            full_events: Some(plan.full_events),
+            ..Self::default()
+        }
+    }
+}
 
 /// Resolves a plan.
 pub(super) fn plan(plan: &FilePlan) -> Plan {

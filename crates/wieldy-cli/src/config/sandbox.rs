@@ -35,6 +35,36 @@ pub(crate) struct SandboxConfig {
     pub(crate) rootfs: Option<PathBuf>,
 }
 
+impl FileSandbox {
+    /// Returns the defaults of the section.
+    pub(super) fn defaults(executor: &ExecutorBuilder) -> Self {
+        let native = NativeOptions::default();
+        Self {
+            mounts: Some(Vec::new()),
+            hidden: Some(Vec::new()),
+            shown: Some(Vec::new()),
+            protected: Some(Vec::new()),
+            toolchains: Some(true),
+            network: Some(FileNetwork(executor.network.clone())),
+            idle: Some(Time(native.idle_max)),
+            idle_max: Some(Whole(native.idle_limits.sandboxes_max as u64)),
+            idle_per_tenant_max: Some(Whole(native.idle_limits.per_tenant_max as u64)),
+            spares: Some(Whole(native.warm_sandboxes as u64)),
+            folder: Some(PathBuf::new()),
+            floor: Some(Level::None),
+            limits: Some(FileSandboxLimits {
+                cpu_millicores: Some(Whole(0)),
+                memory_mb: Some(Whole(0)),
+                processes: Some(Whole(0)),
+                disk_mb: Some(Whole(0)),
+                disk_files: Some(Whole(0)),
+            }),
+            oci: Some(FileOci { rootfs: Some(PathBuf::new()), layout: Some(PathBuf::new()) }),
+            firecracker: Some(FileFirecracker { kernel: Some(PathBuf::new()), rootfs: Some(PathBuf::new()) }),
+        }
+    }
+}
+
 impl SandboxConfig {
     /// Resolves the section; `home` replaces `~`. The error lists all mistakes.
     pub(super) fn resolve(file: FileSandbox, home: Option<&Path>) -> Result<Self, Vec<String>> {

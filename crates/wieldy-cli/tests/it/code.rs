@@ -99,7 +99,6 @@ fn definitions_references_and_a_map_are_printed_for_people() {
       pub fn load_config() -> u32
     src/main.rs
       fn main()
-
     ----- stderr -----
     ");
 }

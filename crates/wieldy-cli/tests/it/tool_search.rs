@@ -93,6 +93,10 @@ const QUESTIONS: &[(&str, &str)] = &[
     ("move a note and change its links", "vault_move"),
     ("index page of a folder of notes", "vault_create_index"),
     ("page with links to all notes", "vault_create_index"),
+    ("where is this function defined", "find_definition"),
+    ("who calls this function", "find_references"),
+    ("overview of the project", "get_repo_map"),
+    ("outline of a source file", "InspectModule"),
 ];
 
 /// Further questions by another author, who had not seen the synonyms of the ranking.
@@ -154,6 +158,10 @@ const OTHERS: &[(&str, &str)] = &[
     ("notes with a tag", "vault_list"),
     ("move a folder of notes", "vault_move"),
     ("table of contents of a vault", "vault_create_index"),
+    ("go to definition", "find_definition"),
+    ("references of a symbol", "find_references"),
+    ("map of the most used definitions", "get_repo_map"),
+    ("imports of a module", "InspectModule"),
 ];
 
 /// Questions that once found nothing.

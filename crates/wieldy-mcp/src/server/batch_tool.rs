@@ -11,7 +11,6 @@ use futures_util::future::{BoxFuture, OptionFuture};
 use rmcp::model::{
     CallToolRequestParams, CallToolResult, ContentBlock, ElicitResult, MetaObject, Tool, ToolAnnotations,
 };
-use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::{OnceCell, mpsc, watch};
 use tokio::time::Instant;
@@ -20,6 +19,7 @@ use wieldy_core::{
     Confirmation, Confirmer, Content, DueNote, ExecutionId, Executor, Options,
 };
 
+use super::batch_arguments::{BatchArguments, CONCURRENCY_MAX, CallArguments, read};
 use super::call::{self, CallResult};
 use super::follow::{RESULT_WAIT, until};
 use super::meta::MetaTool;
@@ -36,36 +36,9 @@ pub(crate) const BATCH: &str = "batch";
 const META_BATCH: &str = "wieldy/batch";
 /// Maximum number of batches that are kept for later requests.
 const BATCHES_MAX: usize = 1000;
-/// The most calls that a batch may ask to run at once.
-const CONCURRENCY_MAX: u32 = 10_000;
-/// Maximum length of the description of a mistake in the arguments.
-const MISTAKE_CHARS_MAX: usize = 300;
 /// The hint of an error in the arguments.
-const FORM: &str =
+pub(super) const FORM: &str =
     r#"write it so: {"calls": [{"id": "a", "tool": "Read", "arguments": {"path": "x.txt"}, "after": []}]}"#;
-
-/// The arguments of the tool.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct BatchArguments {
-    calls: Vec<CallArguments>,
-    mode: Option<BatchMode>,
-    max_concurrency: Option<u32>,
-    #[serde(default)]
-    stop_on_error: bool,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct CallArguments {
-    id: Option<String>,
-    #[serde(alias = "name")]
-    tool: String,
-    #[serde(default, alias = "args")]
-    arguments: Value,
-    #[serde(default)]
-    after: Vec<String>,
-}
 
 /// Returns the definition of the tool, if it is offered.
 pub(crate) fn definition(takes: BatchCalls) -> Option<Tool> {
@@ -150,46 +123,6 @@ pub(crate) async fn answer(
 struct Refusal {
     error: CallError,
     calls: Vec<CallArguments>,
-}
-
-/// Reads the arguments, and refuses a batch that no caller could run.
-fn read(shared: &Shared, caller: &Arc<Caller>, arguments: &Value) -> Result<BatchArguments, CallError> {
-    let wrong = |message: String| Err(CallError::new(Code::ValidationFailed, message).suggest(FORM));
-    let given: BatchArguments = match BatchArguments::deserialize(arguments) {
-        Ok(given) => given,
-        Err(error) => return wrong(format!("the arguments of `{BATCH}` do not fit: {}", without_text(&error))),
-    };
-    if given.calls.is_empty() {
-        return wrong(format!("`{BATCH}` has no calls"));
-    }
-    if given.max_concurrency.is_some_and(|count| !(1..=CONCURRENCY_MAX).contains(&count)) {
-        return wrong(format!("`max_concurrency` is a number from 1 to {CONCURRENCY_MAX}"));
-    }
-    let (count, count_max) = (given.calls.len(), shared.options.batch_calls_max);
-    if caller.plan.is_none() && count > count_max {
-        let error = CallError::new(
-            Code::ValidationFailed,
-            format!("a batch of {count} calls is too large: at most {count_max}"),
-        );
-        let error = error.suggest("make several batches, one after the other");
-        return Err(error
-            .detail("limit", "limits.batch-calls-max")
-            .detail("asked", count)
-            .detail("allowed", count_max));
-    }
-    Ok(given)
-}
-
-/// Returns an error of the arguments without the text that did not fit: it may be large and have secrets in it.
-fn without_text(error: &serde_json::Error) -> String {
-    let mut message = error.to_string();
-    if let (Some(start), Some(end)) = (message.find(" \""), message.rfind('"')) {
-        message.replace_range(start..=end, "");
-    }
-    if let Some((end, _)) = message.char_indices().nth(MISTAKE_CHARS_MAX) {
-        message.replace_range(end.., "…");
-    }
-    message
 }
 
 /// Begins a batch. Its calls take caller, options and objects from the request, and none from their arguments.

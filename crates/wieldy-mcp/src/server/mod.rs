@@ -11,6 +11,7 @@
 //! [`Call`](wieldy_core::Call), and the executor decides.
 
 mod batch;
+mod batch_arguments;
 mod batch_tool;
 mod call;
 mod catalogue;

@@ -4,6 +4,7 @@
 //! we wait for an answer, up to a timeout: a server that hangs is treated like one that is gone. Calls from within
 //! another runtime are served by a helper thread, because a runtime cannot block within another.
 
+mod query_error;
 mod server;
 mod values;
 mod write;
@@ -20,6 +21,7 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Statement};
 
+use self::query_error::QueryError;
 use self::server::{CONNECT_TIMEOUT, Server, error_text};
 use crate::database::{Database, Dialect, EachRow, Source, Tables, TextPlace, TextSearch, Value, one_int};
 use crate::error::StoreError;
@@ -171,39 +173,6 @@ struct Session {
     /// The message with which the server ended the connection.
     closing_message: Arc<OnceLock<String>>,
     statements: HashMap<String, Statement>,
-}
-
-/// The reason why there is no result.
-enum QueryError {
-    Server(tokio_postgres::Error),
-    Timeout(Duration),
-    Disconnected(String),
-}
-
-impl QueryError {
-    fn into_error(self, what: &str) -> StoreError {
-        let error = match self {
-            Self::Server(error) => error,
-            Self::Timeout(timeout) => {
-                let seconds = timeout.as_secs();
-                return StoreError::Unavailable(format!("{what}: the server did not answer within {seconds} s"));
-            }
-            Self::Disconnected(why) => return StoreError::Unavailable(format!("{what}: {why}")),
-        };
-        let code = error.code().cloned();
-        let message = format!("{what}: {}", error_text(error));
-        let hopeless = [
-            SqlState::UNDEFINED_TABLE,
-            SqlState::UNDEFINED_COLUMN,
-            SqlState::UNIQUE_VIOLATION,
-            SqlState::DATA_CORRUPTED,
-            SqlState::INDEX_CORRUPTED,
-        ];
-        match code {
-            Some(code) if hopeless.contains(&code) => StoreError::Damaged(message),
-            _ => StoreError::Unavailable(message),
-        }
-    }
 }
 
 impl Session {
