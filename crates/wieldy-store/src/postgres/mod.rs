@@ -17,7 +17,6 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use tokio::runtime::{Builder, Handle, Runtime};
-use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Statement};
 
