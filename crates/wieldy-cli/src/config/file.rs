@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use wieldy::{
-    Backoff, BreakerPolicy, CodeOptions, ExecutorBuilder, Level, Limits, NativeOptions, Owners, Per, Plan, RateKind,
-    ResourceLimits, ResultRecording, RetryPolicy,
+    Backoff, BreakerPolicy, CodeOptions, ExecutorBuilder, Level, Limits, Owners, Per, RateKind, ResourceLimits,
+    ResultRecording, RetryPolicy,
 };
 use wieldy_mcp::server::ServerOptions;
 

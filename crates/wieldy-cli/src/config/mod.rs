@@ -35,15 +35,13 @@ use std::time::Duration;
 
 use anyhow::Context;
 use wieldy::{
-    Backoff, BreakerPolicy, CodeOptions, Level, Limits, Network, Owners, Plan, Rate, ResourceLimits, RetryPolicy,
-    ToolLimits,
+    BreakerPolicy, CodeOptions, Level, Limits, Network, Owners, Plan, Rate, ResourceLimits, RetryPolicy, ToolLimits,
 };
 
 use crate::exit::Failure;
 use crate::output::shown_in_line;
 use file::{
-    FileBackoff, FileConfig, FileHistory, FileLog, FileMcp, FileRate, FileResourceLimits, FileSandbox, FileServe,
-    FileThreads, FileVault,
+    FileConfig, FileHistory, FileLog, FileMcp, FileRate, FileResourceLimits, FileSandbox, FileServe, FileVault,
 };
 use layers::{CONFIG_VARIABLE, ConfigError, Layers, Mistakes};
 use resources::{limits_above_maximum, limits_of_tools};

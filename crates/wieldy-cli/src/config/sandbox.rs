@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use wieldy::{FileRules, IdleLimits, Level, Mount, Network, ResourceLimits, Rootfs};
+use wieldy::{ExecutorBuilder, FileRules, IdleLimits, Level, Mount, NativeOptions, Network, ResourceLimits, Rootfs};
 
-use super::file::{FileSandbox, FileSandboxLimits};
-use super::value::Whole;
+use super::file::{FileFirecracker, FileOci, FileSandbox, FileSandboxLimits};
+use super::value::{Time, Whole};
 
 /// The resolved section.
 #[derive(Debug, Clone, PartialEq)]

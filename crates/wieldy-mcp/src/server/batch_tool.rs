@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tokio::sync::{OnceCell, mpsc, watch};
 use tokio::time::Instant;
 use wieldy_core::{
-    Answer, Batch, BatchCall, BatchId, BatchMode, BatchResult, BoxFuture as PortFuture, Call, CallError, Caller, Code,
+    Answer, Batch, BatchCall, BatchId, BatchResult, BoxFuture as PortFuture, Call, CallError, Caller, Code,
     Confirmation, Confirmer, Content, DueNote, ExecutionId, Executor, Options,
 };
 
