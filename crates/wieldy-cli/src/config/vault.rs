@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use wieldy::{DEFAULT_PROJECT, VaultProject};
 
-use super::file::{FileVault, FileVaultProject};
+use super::file::{FileOwners, FileVault, FileVaultProject};
 use super::sandbox::at_home;
 
 /// Maximum length of the name of a project, in bytes.
@@ -92,14 +92,14 @@ fn resolved(key: &str, name: &str, file: FileVaultProject, home: Option<&Path>) 
     }
     Ok(VaultProject {
         root: std::path::absolute(&root).unwrap_or(root),
-        tenants: file.tenants.unwrap_or_default(),
-        users: file.users.unwrap_or_default(),
-        agents: file.agents.unwrap_or_default(),
+        owners: FileOwners { tenants: file.tenants, users: file.users, agents: file.agents }.owners(),
     })
 }
 
 #[cfg(test)]
 mod tests {
+    use wieldy::Owners;
+
     use super::*;
 
     fn resolve(text: &str) -> Result<VaultConfig, Vec<String>> {
@@ -111,8 +111,7 @@ mod tests {
         let text = "root = \"~/notes\"\n[projects.team]\nroot = \"/vaults/{tenant}\"\nusers = [\"ada\"]\n";
         let project = |root: &str, users: &[&str]| VaultProject {
             root: root.into(),
-            users: users.iter().map(|user| (*user).to_owned()).collect(),
-            ..VaultProject::default()
+            owners: Owners { users: users.iter().map(|user| (*user).to_owned()).collect(), ..Owners::default() },
         };
         let projects = [
             ("default".to_owned(), project("/home/ada/notes", &[])),

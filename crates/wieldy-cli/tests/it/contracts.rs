@@ -58,6 +58,7 @@ fn holds(condition: &str, answer: &Value) -> bool {
     Program::compile(condition).unwrap().execute(&context) == Ok(true.into())
 }
 
+// Shows: C6.10
 #[test]
 fn every_tool_of_the_inventory_keeps_its_contract() {
     let vault = tempfile::tempdir().unwrap();

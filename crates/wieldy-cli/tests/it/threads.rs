@@ -188,6 +188,7 @@ fn a_project_of_the_configuration_is_shared() {
     );
 }
 
+// Shows: C6.8
 #[test]
 fn an_audit_verifies_the_threads_too() {
     let world = world();

@@ -87,6 +87,7 @@ fn without_a_root_there_is_no_vault_and_a_cloned_folder_cannot_make_one() {
     assert!(wrong.contains("`vault.projects.a.root`: `/v/{team}` has another placeholder"), "{wrong}");
 }
 
+// Shows: C6.7
 #[test]
 fn over_http_each_token_reaches_the_vaults_of_its_caller_and_no_others() {
     let token = |name: &str, tenant: &str| {

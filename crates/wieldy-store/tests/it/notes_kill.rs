@@ -31,6 +31,7 @@ const MOMENTS: [&str; 10] = [
     "journal.recovered",
 ];
 
+// Shows: C6.9
 #[test]
 fn killed_around_a_delivery_no_note_is_lost() {
     kill(&TestHistory::sqlite(), wieldy_testkit::count(30, 200));

@@ -166,6 +166,7 @@ fn kill_at_random(history: &TestHistory, kills: usize, together: usize) {
     assert!(entries > kills, "the victims did something: {entries}");
 }
 
+// Shows: C6.8
 #[test]
 fn killed_at_random_moments_no_acknowledged_entry_is_lost_or_doubled() {
     kill_at_random(&TestHistory::sqlite(), wieldy_testkit::count(100, 1_000), 4);
@@ -235,6 +236,7 @@ fn sixteen_writers(history: &TestHistory) {
     assert_eq!(check(history), 4 * WRITERS * rounds);
 }
 
+// Shows: C6.8
 #[test]
 fn sixteen_writers_of_four_processes_leave_no_gap() {
     sixteen_writers(&TestHistory::sqlite());

@@ -190,6 +190,7 @@ fn truth(root: &Path, word: &str) -> Vec<String> {
     found.into_iter().map(|path| path.display().to_string()).collect()
 }
 
+// Shows: C6.2
 #[test]
 fn after_any_series_of_changes_no_answer_is_stale() {
     change_and_ask(400, 27);

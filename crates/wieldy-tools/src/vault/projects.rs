@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use lru::LruCache;
 use wieldy_core::name::{did_you_mean, near_misses};
-use wieldy_core::{CallError, Caller, Code, Held, RunError};
+use wieldy_core::{CallError, Caller, Code, Held, Owners, RunError};
 
 use super::folder::Vault;
 use crate::files::Workspace;
@@ -26,12 +26,8 @@ const OPEN_MAX: NonZeroUsize = NonZeroUsize::new(256).expect("not zero");
 pub struct VaultProject {
     /// The folder. The names `{tenant}` and `{user}` stand for those of the caller.
     pub root: PathBuf,
-    /// The tenants that may use it.
-    pub tenants: Vec<String>,
-    /// The users that may use it.
-    pub users: Vec<String>,
-    /// The agents that may use it.
-    pub agents: Vec<String>,
+    /// The callers that may use it.
+    pub owners: Owners,
 }
 
 /// The vaults of an executor.
@@ -53,17 +49,17 @@ pub(crate) struct Vaults {
 }
 
 impl VaultProject {
-    /// Returns true if the caller may use the project.
+    /// Returns true if the caller may use the project. A name in the root gives each caller a folder of its own.
     fn is_for(&self, caller: &Caller, has_tokens: bool) -> bool {
-        let lists =
-            [(&self.tenants, &caller.tenant), (&self.users, &caller.user), (&self.agents, &Some(caller.agent.clone()))];
-        let fits = |(names, name): &(&Vec<String>, &Option<String>)| {
-            names.is_empty() || name.as_ref().is_some_and(|name| names.contains(name))
-        };
-        let names_tenant = !self.tenants.is_empty() || self.has("{tenant}");
-        let has_owner = names_tenant || self.has("{user}") || lists.iter().any(|(names, _)| !names.is_empty());
-        let is_allowed = if has_owner { lists.iter().all(fits) } else { is_local(caller, has_tokens) };
-        is_allowed && (caller.tenant.is_none() || names_tenant)
+        let mut owners = self.owners.clone();
+        let own = |placeholder, name: &Option<String>| name.clone().filter(|_| self.has(placeholder));
+        if owners.tenants.is_empty() {
+            owners.tenants.extend(own("{tenant}", &caller.tenant));
+        }
+        if owners.users.is_empty() {
+            owners.users.extend(own("{user}", &caller.user));
+        }
+        if owners.is_empty() { caller.tenant.is_none() && is_local(caller, has_tokens) } else { owners.admits(caller) }
     }
 
     fn has(&self, placeholder: &str) -> bool {
@@ -200,7 +196,8 @@ mod tests {
 
     fn project(root: &str, tenants: &[&str], users: &[&str], agents: &[&str]) -> VaultProject {
         let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-        VaultProject { root: root.into(), tenants: owned(tenants), users: owned(users), agents: owned(agents) }
+        let owners = Owners { tenants: owned(tenants), users: owned(users), agents: owned(agents) };
+        VaultProject { root: root.into(), owners }
     }
 
     fn caller(tenant: &str, user: &str) -> Caller {

@@ -93,6 +93,7 @@ fn generated(modules: usize) -> World {
     world
 }
 
+// Shows: C6.4
 #[tokio::test]
 async fn a_map_fills_its_tokens_and_never_more() {
     let world = generated(120);

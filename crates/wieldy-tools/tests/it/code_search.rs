@@ -51,6 +51,7 @@ async fn a_name_is_found_in_code_first_then_in_tests_and_foreign_code() {
     "#);
 }
 
+// Shows: C6.1
 #[tokio::test]
 async fn words_are_ranked_and_found_as_parts_of_names() {
     let world = project();
@@ -238,6 +239,7 @@ async fn secrets_are_found_by_no_search_and_suggested_by_none() {
     }
 }
 
+// Shows: C6.1
 #[tokio::test]
 async fn text_search_finds_the_same_lines_as_search() {
     let world = project();

@@ -54,6 +54,7 @@ fn python() -> World {
     ])
 }
 
+// Shows: C6.3
 #[tokio::test]
 async fn the_best_definition_comes_with_its_source_and_the_others_are_listed() {
     let world = python();
@@ -155,6 +156,7 @@ async fn a_symbol_without_a_definition_is_answered_with_names_like_it() {
     ");
 }
 
+// Shows: C6.3
 #[tokio::test]
 async fn references_are_graded_by_the_imports_of_their_files() {
     let world = python();

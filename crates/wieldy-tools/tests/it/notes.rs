@@ -86,6 +86,7 @@ async fn a_note_comes_once_with_the_next_result() {
     world.check();
 }
 
+// Shows: C6.9
 #[tokio::test]
 async fn each_inject_at_waits_for_its_own_result() {
     for (inject_at, calls) in [

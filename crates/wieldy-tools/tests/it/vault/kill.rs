@@ -66,6 +66,7 @@ fn again(world: VaultWorld) -> VaultWorld {
     VaultWorld::at(world.folder, |_| {}, FileRules::default())
 }
 
+// Shows: C6.6
 #[tokio::test]
 async fn killed_at_every_failpoint_a_move_happened_wholly_or_not_at_all() {
     let places = ["checked", "drafted", "planned", "note", "note:2", "note:3", "note:5", "moving", "moved", "done"];

@@ -3,7 +3,7 @@
 use std::fs;
 
 use serde_json::{Value, json};
-use wieldy_core::{Caller, FileRules, Held};
+use wieldy_core::{Caller, FileRules, Held, Owners};
 use wieldy_tools::VaultProject;
 
 use super::{VaultWorld, calls, tree};
@@ -24,7 +24,10 @@ fn world() -> VaultWorld {
     VaultWorld::with(
         |options| {
             options.has_tokens = true;
-            let acme = VaultProject { root: "other".into(), tenants: vec!["acme".into()], ..VaultProject::default() };
+            let acme = VaultProject {
+                root: "other".into(),
+                owners: Owners { tenants: vec!["acme".into()], ..Owners::default() },
+            };
             options.projects.insert("acme".into(), acme);
         },
         FileRules::default(),
@@ -44,6 +47,7 @@ async fn both(world: &VaultWorld, caller: &Caller, project: &str, tool: &str, ar
     told.try_into().unwrap()
 }
 
+// Shows: C6.7
 #[tokio::test]
 async fn a_project_of_another_tenant_is_as_good_as_absent_for_every_tool() {
     let world = world();

@@ -83,6 +83,7 @@ fn skeleton(content: &[u8]) -> String {
     markdown.replace_all(&wiki.replace_all(&text, "[["), "](").into_owned()
 }
 
+// Shows: C6.6
 #[tokio::test]
 async fn random_moves_leave_the_link_graph_as_it_was() {
     let moves: usize = std::env::var("WIELDY_TEST_MOVES").ok().and_then(|count| count.parse().ok()).unwrap_or(40);

@@ -126,6 +126,7 @@ async fn a_change_of_a_stale_note_is_refused_and_edit_and_vault_write_know_of_ea
     assert!(refusal(&world.by(bob, "Edit", edit).await).contains("changed since it was last read"));
 }
 
+// Shows: C6.5
 #[tokio::test]
 async fn notes_are_listed_with_titles_tags_and_numbers_of_links() {
     let world = VaultWorld::new();

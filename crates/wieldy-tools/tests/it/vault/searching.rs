@@ -16,6 +16,7 @@ fn world() -> VaultWorld {
     world
 }
 
+// Shows: C6.5
 #[tokio::test]
 async fn queries_find_what_they_say() {
     let world = world();
@@ -65,6 +66,7 @@ async fn a_result_shows_the_line_that_fits_best_and_where_it_stands() {
     assert_eq!(result.structured.unwrap()["matched"], "any");
 }
 
+// Shows: C6.2
 #[tokio::test]
 async fn an_answer_is_never_older_than_the_last_change() {
     let world = world();

@@ -6,6 +6,7 @@ use super::VaultWorld;
 
 const HEAD: &str = "\u{FEFF}---\r\n# mine\r\nb:   2 # two\r\na: [x,  y]\r\n---\r\n";
 
+// Shows: C6.5
 #[tokio::test]
 async fn each_mode_changes_its_part_and_no_other_byte() {
     let old = format!("{HEAD}# One\r\n\r\nfirst\r\n\r\n## Sub\r\nsub\r\n\r\n# Two\r\nlast");
