@@ -35,7 +35,7 @@ pub(crate) enum VaultCommand {
         on: Box<VaultOn>,
     },
     /// Write a note, or a part of it
-    #[command(after_help = "Example:\n  echo 'more water' | wieldy vault write Tea --mode append --body -")]
+    #[command(after_help = "Example:\n  wieldy vault write Tea --mode append --body 'more water'")]
     Write {
         /// The note
         path: String,

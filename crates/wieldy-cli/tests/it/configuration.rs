@@ -129,6 +129,7 @@ fn every_value_is_shown_with_its_origin() {
     serve.tokens = {}  # default
     shell.environment = ["PATH", "HOME", "USER", "LANG", "LC_*", "TERM", "TZ", "TMPDIR"]  # default
     state = "[root]/home/.local/state/wieldy"  # default
+    threads.projects = {}  # default
     timeouts.default = "30s"  # default
     timeouts.dynamic = false  # default
     timeouts.tools.Bash = "2m"  # file wieldy.toml

@@ -87,7 +87,7 @@ fn every_tool_of_the_inventory_keeps_its_contract() {
             let name = key.trim_end_matches('?');
             assert!(definition["input_schema"]["properties"].get(name).is_some(), "{tool} takes `{name}`");
             let required = shown("/input_schema/required").as_array().is_some_and(|all| all.contains(&json!(name)));
-            assert_eq!(required, !key.ends_with('?'), "{tool}: `{name}` is required");
+            assert!(!required || !key.ends_with('?'), "{tool}: `{name}` may be missing");
         }
         let text = arguments.to_string();
         let result = world.json(&["call", tool, "--args", &text, "--json", "--set", &settings]);

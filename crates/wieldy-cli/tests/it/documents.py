@@ -28,8 +28,8 @@ INVENTORY = {
     "vault_write": (10, BOTH, {"path": "a.md", "body": "text", "title": "A", "project_id": "default"}),
     "vault_search": (15, BOTH, {"query": "a", "limit": 5, "project_id": "default"}),
     "vault_list": (10, BOTH, {"folder": "notes", "project_id": "default"}),
-    "vault_move": (10, LIBRARIAN, {}),
-    "vault_create_index": (20, LIBRARIAN, {}),
+    "vault_move": (10, LIBRARIAN, {"path": "a.md", "new_path": "b.md"}),
+    "vault_create_index": (20, LIBRARIAN, {"folder": "."}),
     "thread_push": (10, ORACLE, {"thread_id": "t", "content": "c", "entry_type": "note"}),
     "thread_read": (10, ORACLE, {"thread_id": "t", "limit": 5}),
     "thread_seek": (15, ORACLE, {"query": "q", "limit": 5, "project_id": "default"}),
@@ -42,14 +42,15 @@ INVENTORY = {
     "deep_research": (1800, ORACLE, {"query": "q", "depth": 2, "save_to_vault": True, "output_folder": "notes"}),
 }
 
-# The tools of the inventory that wieldy has itself. Their answers are tested elsewhere.
-BUILT_IN = {"thread_push", "thread_read", "thread_seek", "thread_list", "notify_self"}
+# The tools of the inventory that wieldy does not have yet. The answers of the others are tested elsewhere.
+STAND_INS = {"web_fetch", "delegate_librarian", "github_read", "github_search", "deep_research"}
 
 CONFIGURATION = """
 limits.calls-running-per-agent-max = 4
 timeouts.default = "30s"
 serve.mcp.batch = "all"
 serve.mcp.task-after = "200ms"
+vault.root = "."
 [resources]
 cpu-millicores = 500
 memory-mb = 1024
@@ -78,13 +79,11 @@ def manifest():
     tools = [
         tool(name, timeout, scopes, arguments, command=["cat"], stdin="{args}", output="json")
         for name, (timeout, scopes, arguments) in INVENTORY.items()
-        if name not in BUILT_IN
+        if name in STAND_INS
     ]
     tools.append(tool("web_search", 60, BOTH, {"query": ""}, command=["sh", "-c", "sleep 30"]))
-    tools.append(tool("vault_read", 10, BOTH, {"path": ""}, command=["cat", "--", "{path}"]))
-    tools[-1]["input-schema"]["required"] = ["path"]
     tools.append(tool("long_operation", 30, [], {"n": 1}, command=["echo", "done"]))
-    return json.dumps({"tools": [tool for tool in tools if tool["name"] not in BUILT_IN]})
+    return json.dumps({"tools": tools})
 
 
 def write(path, text):
@@ -293,11 +292,11 @@ class Document002(Example):
         for name, (timeout, _, arguments) in INVENTORY.items():
             answer = self.client.call(name, arguments)
             record, events = recorded(answer)
-            structured = arguments if name in BUILT_IN else answer["_meta"].get("wieldy/structured")
+            structured = answer["_meta"].get("wieldy/structured")
             timeout_ms = events["tool.call.started"]["data"]["timeout_ms"]
             told[name] = [timeout_ms, record["execution"]["user"]]
             expected[name] = [timeout * 1000, "test-user"]
-            if name not in BUILT_IN:
+            if name in STAND_INS:
                 told[name] += [answer["isError"], structured]
                 expected[name] += [False, arguments]
         self.assertEqual(told, expected)
@@ -345,25 +344,22 @@ class Document002(Example):
         self.assertEqual(told, ["warning", "attempt", 1, "web_search"])
 
     def test_tool_failure(self):
-        # The stand-in is `cat`, so its failure is that of a program. The category of the document is that of `Read`.
-        answer = self.client.call("vault_read", {"path": "nonexistent/path.md"})
-        self.assert_error(answer, "E3108", "tool_error", "`cat` ended with exit code 1")
-        answer = self.client.call("Read", {"path": "nonexistent/path.md"})
-        self.assert_error(answer, "E3302", "resource_error", "there is no `nonexistent/path.md`")
+        for tool in ("vault_read", "Read"):
+            answer = self.client.call(tool, {"path": "nonexistent/path.md"})
+            self.assert_error(answer, "E3302", "resource_error", "there is no `nonexistent/path.md`")
 
     def test_staleness_detection(self):
-        # A stand-in keeps no marks of what it read, so this is `Read`.
         write("test.md", "one\n")
-        first = self.client.call("Read", {"path": "test.md"})
+        first = self.client.call("vault_read", {"path": "test.md"})
         self.assert_text(first, "one\n")
         write("test.md", "two\n")
-        answer = self.client.call("Read", {"path": "test.md"})
-        self.assert_text(answer, "two\n[the file changed since this session last read or wrote it]\n")
+        answer = self.client.call("vault_read", {"path": "test.md"})
+        self.assert_text(answer, "two\n\n[the note changed since this session last read or wrote it]")
         event = recorded(answer)[1]["source.stale"]
-        told = [event["severity"], event["data"]["path"]]
+        told = [event["severity"], event["data"]["path"], event["data"]["project_id"]]
         hashes = [event["data"][key] for key in ("previous_hash", "current_hash")]
-        self.assertEqual(told, ["warning", "test.md"])
-        self.assertEqual(hashes, [read["_meta"]["wieldy/structured"]["hash"] for read in (first, answer)])
+        self.assertEqual(told, ["warning", "test.md", "default"])
+        self.assertEqual(hashes, [read["_meta"]["wieldy/structured"]["metadata"]["hash"] for read in (first, answer)])
 
 
 class Document004(Example):
@@ -426,7 +422,6 @@ class Document004(Example):
 if __name__ == "__main__":
     signal.alarm(150)
     write("wieldy.toml", CONFIGURATION)
-    BUILT_IN = {tool["name"] for tool in json.loads(wieldy("tools", "--json"))}
     write(".wieldy/tools/stand_ins.json", manifest())
     os.chmod(write(os.path.join(os.environ["HOME"], ".local/bin/npm"), NPM), 0o755)
     wieldy("trust", "--yes")

@@ -6,10 +6,11 @@ use std::process::Command;
 use crate::world::World;
 
 /// Examples that need code, a server, a call or a login that the test does not have. They must be valid, and may fail.
-const NEED_MORE: [&str; 8] = [
+const NEED_MORE: [&str; 9] = [
     "wieldy code find",
     "wieldy code refs",
-    "wieldy code map",
+    "wieldy threads read",
+    "wieldy vault",
     "wieldy history show",
     "wieldy mcp test",
     "wieldy mcp pin",

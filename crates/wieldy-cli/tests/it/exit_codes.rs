@@ -73,6 +73,8 @@ fn help_names_the_commands_the_search_order_and_the_exit_codes() {
       mcp          Serve the tools to an MCP client, over standard input and output
       serve        Serve the tools over HTTP, to MCP clients at /mcp
       history      Show past calls and their events
+      threads      List, read, search and write threads: the notes that agents leave for later
+      vault        Read, write and search the notes of a vault
       audit        Verify that the recorded history was not changed
       doctor       Show which isolation levels and limits work here, and why others do not
       init         Write a commented wieldy.toml into the current folder
