@@ -461,7 +461,7 @@ async fn the_results_share_one_budget_and_what_is_cut_is_in_artifacts() {
             builder.output_bytes_max = 6_000;
         });
     let mut wire = wire(&world, ServerOptions::default()).await;
-    let calls = json!({"calls": [{"tool": "big"}, {"tool": "small"}, {"tool": "big"}]});
+    let calls = json!({"calls": [{"tool": "big"}, {"tool": "small"}, {"tool": "big", "arguments": {"thing": 2}}]});
     let told = wire.ask(1, "tools/call", json!({"name": "batch", "arguments": calls})).await["result"].take();
     let whole = text(&told);
     assert!(whole.len() < 8_000 && whole.contains("\ntiny\n"), "{} bytes", whole.len());
