@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use crate::call::Caller;
 use crate::event::CallState;
 use crate::flight::Flight;
+use crate::registry::ToolFilter;
 use crate::run::Run;
 
 /// Maximum number of tasks that are listed one by one.
@@ -14,7 +15,7 @@ const TASKS_MAX: usize = 100;
 
 impl Run {
     /// Returns facts about the caller's own session, calls, limits and tasks, by name such as `calls.running`, and the
-    /// state of the breakers of tools that the caller sees.
+    /// breakers and further facts of tools that the caller sees.
     pub fn facts(&self) -> BTreeMap<String, Value> {
         let caller = self.caller();
         let mut facts = BTreeMap::from([("session.agent".to_owned(), json!(caller.agent))]);
@@ -60,6 +61,11 @@ impl Run {
                 .is_ok_and(|tool| engine.policy.check_tool(caller, tool.spec()).is_ok())
             {
                 facts.insert(format!("breaker.{tool}"), json!(state));
+            }
+        }
+        for tool in engine.registry.list(caller, &ToolFilter::default()) {
+            if engine.policy.check_tool(caller, tool.spec()).is_ok() {
+                facts.extend(tool.tool.facts(self));
             }
         }
         facts

@@ -72,6 +72,12 @@ pub trait Tool: Send + Sync + 'static {
         async { Ok(None) }
     }
 
+    /// Returns facts about the tool's state, by name such as `index.code`, which `GetState` shows to agents: only those
+    /// that the caller of this run may know. It must not take long.
+    fn facts(&self, _run: &Run) -> Vec<(String, Value)> {
+        Vec::new()
+    }
+
     /// Runs the tool once. By now the arguments are checked, the caller is allowed and a slot is taken.
     fn run(&self, args: Self::Args, run: &Run) -> impl Future<Output = Result<Outcome, RunError>> + Send;
 }
@@ -105,6 +111,11 @@ pub trait AnyTool: Send + Sync + 'static {
         false
     }
 
+    /// Returns facts about the tool's state for the caller of this run.
+    fn facts(&self, _run: &Run) -> Vec<(String, Value)> {
+        Vec::new()
+    }
+
     /// Runs the tool once.
     fn run<'a>(&'a self, input: &'a Input, run: &'a Run) -> BoxFuture<'a, Result<Outcome, RunError>>;
 }
@@ -132,6 +143,10 @@ impl<T: Tool> AnyTool for T {
         confinement: &'a Confinement,
     ) -> BoxFuture<'a, Result<Option<Program>, RunError>> {
         Box::pin(async move { Tool::program(self, read(arguments)?, confinement).await })
+    }
+
+    fn facts(&self, run: &Run) -> Vec<(String, Value)> {
+        Tool::facts(self, run)
     }
 
     fn run<'a>(&'a self, input: &'a Input, run: &'a Run) -> BoxFuture<'a, Result<Outcome, RunError>> {

@@ -35,6 +35,21 @@ fn facts_are_listed_and_shown_one_by_one_and_in_groups() {
 }
 
 #[test]
+fn the_index_of_the_code_and_the_vaults_are_facts() {
+    let world = World::new()
+        .file("a.rs", "fn greet() {}")
+        .file("notes/b.md", "B")
+        .file("wieldy.toml", "vault.root = \"notes\"");
+    let mut ada = Client::start(&world, &["--agent", "ada"]);
+    let before = lines(&ada.call(1, "GetState", json!({"key": "vault"})));
+    assert_eq!(before, ["vault.projects: [\"default\"]"]);
+    ada.call(2, "search_code", json!({"query": "greet"}));
+    let index = lines(&ada.call(3, "GetState", json!({"key": "index"})));
+    assert_eq!(index, [r#"index.code: {"files":3,"indexed":3,"skipped":{},"complete":true}"#]);
+    ada.end();
+}
+
+#[test]
 fn facts_over_mcp_are_the_callers_own() {
     let world = World::new().file("a.txt", "hi");
     let mut ada = Client::start(&world, &["--agent", "ada", "--session", "s1"]);

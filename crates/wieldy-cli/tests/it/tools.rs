@@ -25,7 +25,7 @@ fn the_list_has_a_line_per_tool() {
     GetArtifact         files    reads   Reads an output that was too large for a result: a part of it by offset and length, the lines that match a pattern, a value by JSON pointer, or the difference to another artifact
     GetLogs             history  reads   Gets the log of your calls: the events of each, such as started, progress, warning, retry, failure, with times and facts
     GetMetrics          history  reads   Tells performance metrics of your calls: counts, failures and latency percentiles by tool or day, as `history_stats` does, and live counters of running and waiting calls and of tools whose circuit breaker is open
-    GetState            state    reads   Tells the current state: your session, running and waiting calls, limits, tools whose circuit breaker is open, tasks, and background processes
+    GetState            state    reads   Tells the current state: your session, running and waiting calls, limits, tools whose circuit breaker is open, tasks, background processes, pending notes, the index of the code, and your vaults
     Glob                files    reads   Finds files by a pattern such as `src/**/*.rs` and gives their paths, sorted
     InspectModule       code     reads   Shows the outline of one source file: its symbols with signatures and lines, its imports, and the files that import it
     List                files    reads   Lists what is in a folder, sorted, with sizes; folders end in `/`

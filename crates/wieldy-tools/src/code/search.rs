@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 use wieldy_core::{Confinement, Outcome, Provider, Run, RunError, Tool, ToolSpec, schema_of};
 
 use super::places::{endings_of, is_test, languages};
@@ -196,6 +196,11 @@ impl Tool for SearchCode {
 
     fn names_of(&self, thing: &str, _: &Confinement) -> Vec<String> {
         self.workspace.names_of(thing)
+    }
+
+    fn facts(&self, run: &Run) -> Vec<(String, Value)> {
+        let known = self.index.known(run.caller().tenant.as_deref(), &run.confinement().files);
+        known.map(|state| ("index.code".to_owned(), json!(state))).into_iter().collect()
     }
 
     fn respell(&self, arguments: &Value, _: &Confinement) -> Vec<(String, String)> {

@@ -40,7 +40,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio_util::sync::CancellationToken;
-use wieldy_core::Run;
+use wieldy_core::{FileRules, Run};
 
 use crate::files::{FileError, Guard, Workspace};
 
@@ -214,9 +214,19 @@ impl<F: FileFacts> Index<F> {
         self.save_if_due(&shelf, state);
     }
 
+    /// Returns the state at the last question of this tenant under these rules, if there was one in this process and no
+    /// thread works on it now.
+    pub(crate) fn known(&self, tenant: Option<&str>, rules: &FileRules) -> Option<IndexState> {
+        let (_, key) = self.keys(tenant, rules);
+        let shelves = self.shelves.lock().unwrap_or_else(PoisonError::into_inner);
+        let shelf = shelves.iter().find(|shelf| shelf.key == key)?;
+        let state = shelf.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.as_ref().filter(|state| state.is_loaded).map(|state| state.view.state())
+    }
+
     /// Returns the shelf of a question, which is made if there is none.
     fn shelf(&self, ask: &Ask<'_>) -> Arc<Shelf<F>> {
-        let (place, key) = self.keys(ask);
+        let (place, key) = self.keys(ask.tenant, ask.guard.rules());
         let mut shelves = self.shelves.lock().unwrap_or_else(PoisonError::into_inner);
         let shelf = match shelves.iter().position(|shelf| shelf.key == key) {
             Some(place) => shelves.remove(place),
@@ -228,7 +238,7 @@ impl<F: FileFacts> Index<F> {
     }
 
     /// Returns the hash of what names the snapshot, and of all that decides which files are in the index.
-    fn keys(&self, ask: &Ask<'_>) -> (blake3::Hash, blake3::Hash) {
+    fn keys(&self, tenant: Option<&str>, rules: &FileRules) -> (blake3::Hash, blake3::Hash) {
         let hash = |parts: &[Option<&[u8]>]| {
             let mut hasher = blake3::Hasher::new();
             for part in parts {
@@ -239,8 +249,8 @@ impl<F: FileFacts> Index<F> {
         };
         let root = self.workspace.path().as_os_str().as_encoded_bytes();
         let options = format!("{} {}", self.options.name, self.options.ignored);
-        let place = hash(&[Some(root), Some(options.as_bytes()), ask.tenant.map(str::as_bytes)]);
-        let rules = format!("{:?}", ask.guard.rules());
+        let place = hash(&[Some(root), Some(options.as_bytes()), tenant.map(str::as_bytes)]);
+        let rules = format!("{rules:?}");
         (place, hash(&[Some(place.as_bytes()), Some(rules.as_bytes())]))
     }
 }

@@ -11,6 +11,7 @@ use wieldy_core::{Outcome, Provider, Run, RunError, Tool, ToolSpec};
 
 use super::process_tools::describe_state;
 use super::processes::Processes;
+use crate::files::blocking;
 
 /// A tool that returns facts about the caller's own state.
 pub struct GetState(Arc<Processes>);
@@ -28,19 +29,24 @@ impl GetState {
     pub fn new(processes: Arc<Processes>) -> Self {
         Self(processes)
     }
+}
 
-    fn facts(&self, run: &Run) -> BTreeMap<String, Value> {
+/// Returns all facts. The facts of tools may take a while where a workspace has many files.
+async fn facts(processes: &Arc<Processes>, run: &Run) -> Result<BTreeMap<String, Value>, RunError> {
+    let (processes, run) = (processes.clone(), run.clone());
+    blocking(move || {
         let mut facts = run.facts();
         let session = run.caller().session_key();
-        let processes = session.map(|session| self.0.list(&session)).unwrap_or_default();
+        let processes = session.map(|session| processes.list(&session)).unwrap_or_default();
         let running = processes.iter().filter(|process| process.is_running()).count();
         facts.insert("processes.running".into(), json!(running));
         for process in processes {
             let (_, state) = describe_state(&process, &process.state());
             facts.insert(format!("processes.{}", process.id), state["state"].clone());
         }
-        facts
-    }
+        Ok(facts)
+    })
+    .await
 }
 
 impl Tool for GetState {
@@ -50,7 +56,8 @@ impl Tool for GetState {
         let mut spec = ToolSpec::new(
             "GetState",
             "Tells the current state: your session, running and waiting calls, limits, tools whose circuit \
-             breaker is open, tasks, and background processes. Without a key it lists the keys.",
+             breaker is open, tasks, background processes, pending notes, the index of the code, and your vaults. \
+             Without a key it lists the keys.",
         )
         .read_only()
         .category("state")
@@ -60,7 +67,7 @@ impl Tool for GetState {
     }
 
     async fn run(&self, args: GetStateArgs, run: &Run) -> Result<Outcome, RunError> {
-        let facts = self.facts(run);
+        let facts = facts(&self.0, run).await?;
         let Some(key) = args.key else {
             let keys: Vec<&str> = facts.keys().map(String::as_str).collect();
             return Ok(Outcome::text(keys.join("\n")).structured(json!({ "keys": keys })));

@@ -83,6 +83,10 @@ impl Tool for VaultList {
         self.vaults.names_of("")
     }
 
+    fn facts(&self, run: &Run) -> Vec<(String, Value)> {
+        vec![("vault.projects".to_owned(), json!(self.vaults.usable(run.caller())))]
+    }
+
     async fn run(&self, args: VaultListArgs, run: &Run) -> Result<Outcome, RunError> {
         let (vaults, run) = (self.vaults.clone(), run.clone());
         blocking(move || {

@@ -143,12 +143,16 @@ impl Vaults {
         Ok(vault)
     }
 
+    /// Returns the names of the projects that the caller can use.
+    pub(super) fn usable(&self, caller: &Caller) -> Vec<&str> {
+        let is_usable =
+            |found: &VaultProject| found.is_for(caller, self.options.has_tokens) && found.folder(caller).is_some();
+        self.options.projects.iter().filter(|(_, found)| is_usable(found)).map(|(name, _)| name.as_str()).collect()
+    }
+
     /// Returns the error for a project that is not there, or not for this caller.
     fn absent(&self, caller: &Caller, project: &str) -> RunError {
-        let usable =
-            |found: &&VaultProject| found.is_for(caller, self.options.has_tokens) && found.folder(caller).is_some();
-        let names = self.options.projects.iter().filter(|(_, found)| usable(found)).map(|(name, _)| name.as_str());
-        let names: Vec<&str> = names.collect();
+        let names = self.usable(caller);
         let shown = crate::files::cut(project, 100).escape_debug().to_string();
         let error = CallError::new(Code::FileNotFound, format!("there is no vault project `{shown}`"));
         let near = did_you_mean(&near_misses(project, names.iter().copied()));
