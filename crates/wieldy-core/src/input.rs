@@ -179,10 +179,67 @@ impl Violation {
                 listed.join("; ")
             }
             ValidationErrorKind::Required { property } => format!("{property} is required").replace('"', "`"),
+            ValidationErrorKind::AnyOf { .. }
+            | ValidationErrorKind::OneOfNotValid { .. }
+            | ValidationErrorKind::Enum { .. }
+            | ValidationErrorKind::Constant { .. } => match possible_values(schema, &pointer) {
+                Some(values) => format!("the value is not one of {values}"),
+                None => error.masked_with("the value").to_string(),
+            },
             _ => error.masked_with("the value").to_string(),
         };
         Self { pointer, message }
     }
+}
+
+/// Returns the values that an argument may have, if its schema lists them.
+fn possible_values(schema: &Schema, pointer: &str) -> Option<String> {
+    const SHOWN_MAX: usize = 30;
+    let mut at = schema.root();
+    for name in pointer.split('/').skip(1) {
+        let here = schema.resolve(at);
+        let of_array = || here.get("items").filter(|_| name.bytes().all(|byte| byte.is_ascii_digit()));
+        at = here.get("properties").and_then(|properties| properties.get(name)).or_else(of_array)?;
+    }
+    let mut values = Vec::new();
+    list_values(schema, at, 0, &mut values)?;
+    let count = values.len();
+    let mut shown: Vec<String> = values.into_iter().take(SHOWN_MAX).collect();
+    if count > shown.len() {
+        shown.push(format!("{} more", count - shown.len()));
+    }
+    (!shown.is_empty()).then(|| shown.join(", "))
+}
+
+/// Adds the values that a schema lists. Returns `None` if it allows others too.
+fn list_values(schema: &Schema, at: &Value, depth: usize, values: &mut Vec<String>) -> Option<()> {
+    const DEPTH_MAX: usize = 4;
+    const VALUES_MAX: usize = 1000;
+    const VALUE_BYTES_MAX: usize = 100;
+    let here = schema.resolve(at);
+    let shown = |value: &Value| {
+        let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        (text.len() <= VALUE_BYTES_MAX).then(|| format!("`{text}`"))
+    };
+    spend(1);
+    if depth > DEPTH_MAX || values.len() > VALUES_MAX {
+        return None;
+    }
+    if let Some(list) = here.get("enum").and_then(Value::as_array) {
+        for value in list.iter().take(VALUES_MAX) {
+            values.push(shown(value)?);
+        }
+        return Some(());
+    }
+    if let Some(value) = here.get("const") {
+        values.push(shown(value)?);
+        return Some(());
+    }
+    if here.get("type").and_then(Value::as_str) == Some("null") {
+        return Some(());
+    }
+    let branches = here.get("anyOf").or_else(|| here.get("oneOf")).and_then(Value::as_array)?;
+    branches.iter().try_for_each(|branch| list_values(schema, branch, depth + 1, values))
 }
 
 /// Returns the property names beside the `additionalProperties` keyword at `schema_path`.

@@ -44,6 +44,7 @@ fn every_command_has_examples_and_they_work() {
     let world = World::new()
         .file("calls.json", r#"[{"tool":"List","arguments":{"path":"."}}]"#)
         .file("lint.toml", manifest)
+        .file("src/lib.rs", "fn main() {}\n")
         .file("../home/.cursor/mcp.json", r#"{"mcpServers":{"tracker":{"command":"true"}}}"#);
     let mut examples = Vec::new();
     collect(&world, &[], &mut examples);

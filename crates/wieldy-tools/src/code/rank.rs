@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::language::Language;
 use super::places::{is_foreign, is_test};
-use super::tree::{FileTree, Kind};
+use super::tree::{Definition, FileTree, Kind, Visibility};
 
 /// The share of importance that is passed on by use; the rest comes from the personalization.
 const DAMPING: f64 = 0.85;
@@ -70,14 +70,29 @@ pub(super) fn is_listed(tree: &FileTree, index: usize) -> bool {
     let is_small = matches!(definition.kind, Kind::Field | Kind::Variant | Kind::Variable);
     let is_inner = matches!(around, Some(Kind::Function | Kind::Method | Kind::Const | Kind::Variable));
     let is_elsewhere = definition.declared && definition.kind == Kind::Module;
-    !(is_small || is_inner || is_elsewhere)
+    !(is_small || is_inner || is_elsewhere || is_in_tests(definition))
+}
+
+/// Returns true for a module of tests inside a file, and for what is in it.
+fn is_in_tests(definition: &Definition) -> bool {
+    let names_tests = |name: &str| name == "tests" || name == "test";
+    definition.kind == Kind::Module && names_tests(&definition.name)
+        || definition.container.as_ref().is_some_and(|around| around.split("::").any(names_tests))
+}
+
+/// Returns the weight of a file's definition for uses in other files: those hardly mean a private one. Members of many
+/// types share names such as `len`.
+fn reach_of(definition: &Definition, definers: usize) -> f64 {
+    let is_member = definition.container.is_some() && matches!(definition.kind, Kind::Method | Kind::Type);
+    let is_hidden = definition.visibility == Visibility::Private;
+    if is_hidden || is_member && definers > 1 { LITTLE } else { 1.0 }
 }
 
 impl Graph {
     /// Makes the graph of files. The order of files decides nothing but the order of equal ranks.
     pub(super) fn new(nodes: Vec<Node>) -> Self {
         let mut numbers: HashMap<&str, u32> = HashMap::new();
-        let mut definers: Vec<Vec<u32>> = Vec::new();
+        let mut definers: Vec<Vec<(u32, u32)>> = Vec::new();
         for (number, node) in nodes.iter().enumerate() {
             for (index, definition) in node.tree.definitions.iter().enumerate() {
                 if !is_listed(&node.tree, index) {
@@ -88,8 +103,8 @@ impl Graph {
                     definers.len() as u32 - 1
                 });
                 let files = &mut definers[name as usize];
-                if files.last() != Some(&(number as u32)) {
-                    files.push(number as u32);
+                if files.last().is_none_or(|(file, _)| *file != number as u32) {
+                    files.push((number as u32, index as u32));
                 }
             }
         }
@@ -101,15 +116,17 @@ impl Graph {
                 let Some(known) = numbers.get(&**name) else { continue };
                 // A name of another language is another name.
                 let own = family(node.tree.language);
-                let same = |file: &&u32| family(nodes[**file as usize].tree.language) == own;
+                let same = |(file, _): &&(u32, u32)| family(nodes[*file as usize].tree.language) == own;
                 let all = &definers[*known as usize];
                 let count_of_definers = all.iter().filter(same).count();
                 let weight = f64::from(count).sqrt() * weight_of(name, count_of_definers, node.is_test)
                     / count_of_definers.max(1) as f64;
-                let files = all.iter().filter(same).filter(|file| **file != number as u32);
-                edges.extend(files.map(|file| {
-                    let little = if nodes[*file as usize].is_foreign { LITTLE } else { 1.0 };
-                    Edge { to: *file, name: *known, weight: (weight * little) as f32 }
+                let files = all.iter().filter(same).filter(|(file, _)| *file != number as u32);
+                edges.extend(files.map(|(file, first)| {
+                    let node = &nodes[*file as usize];
+                    let little = if node.is_foreign { LITTLE } else { 1.0 };
+                    let reach = reach_of(&node.tree.definitions[*first as usize], count_of_definers);
+                    Edge { to: *file, name: *known, weight: (weight * little * reach) as f32 }
                 }));
             }
             starts.push(edges.len() as u32);
@@ -162,7 +179,7 @@ impl Graph {
             self.names.iter().enumerate().map(|(at, name)| (&**name, at as u32)).collect();
         let of_node = |(node, file): (usize, &Node)| {
             let count = file.tree.definitions.len().max(1) as f64;
-            let of_definition = |(index, definition): (usize, &super::tree::Definition)| {
+            let of_definition = |(index, definition): (usize, &Definition)| {
                 let Some(name) = numbers.get(&*definition.name).filter(|_| is_listed(&file.tree, index)) else {
                     return 0.0;
                 };

@@ -250,7 +250,8 @@ impl<F: FileFacts> Index<F> {
         let root = self.workspace.path().as_os_str().as_encoded_bytes();
         let options = format!("{} {}", self.options.name, self.options.ignored);
         let place = hash(&[Some(root), Some(options.as_bytes()), tenant.map(str::as_bytes)]);
-        let rules = format!("{rules:?}");
+        // Protected files are shown, so they decide nothing here. They also depend on the folder a command starts in.
+        let rules = format!("{:?}", (&rules.hidden, &rules.shown, &rules.own));
         (place, hash(&[Some(place.as_bytes()), Some(rules.as_bytes())]))
     }
 }

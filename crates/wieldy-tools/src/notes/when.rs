@@ -65,13 +65,17 @@ fn read(text: &str, now: Timestamp, zone: &TimeZone) -> Result<Timestamp, WrongT
         }
         _ => zone.clone(),
     };
-    let today = now.to_zoned(zone.clone()).date();
-    let (date, time) = match words.as_slice() {
-        [time] => (today, *time),
-        [day, time] => (date_of(day, today).ok_or_else(|| unreadable(text))?, *time),
+    let here = now.to_zoned(zone.clone()).datetime();
+    let (day, time) = match words.as_slice() {
+        [time] => (None, *time),
+        [day, time] => (Some(*day), *time),
         _ => return Err(unreadable(text)),
     };
     let time = time_of(time).ok_or_else(|| unreadable(text))?;
+    let date = match day {
+        Some(day) => date_of(day, here, time).ok_or_else(|| unreadable(text))?,
+        None => here.date(),
+    };
     place(text, date.to_datetime(time), &zone)
 }
 
@@ -89,7 +93,9 @@ fn named_zone(word: &str) -> Option<Result<TimeZone, &str>> {
     word.contains('/').then(|| TimeZone::get(word).map_err(|_| word))
 }
 
-fn date_of(word: &str, today: Date) -> Option<Date> {
+/// Returns the date that a word means. A day of the week is today if the time is still to come, and else the next one.
+fn date_of(word: &str, now: DateTime, time: Time) -> Option<Date> {
+    let today = now.date();
     let weekday = match word.to_ascii_lowercase().as_str() {
         "today" => return Some(today),
         "tomorrow" => return today.checked_add(1.day()).ok(),
@@ -102,6 +108,9 @@ fn date_of(word: &str, today: Date) -> Option<Date> {
         "sunday" => Weekday::Sunday,
         date => return date.parse().ok(),
     };
+    if today.weekday() == weekday && time > now.time() {
+        return Some(today);
+    }
     today.nth_weekday(1, weekday).ok()
 }
 
@@ -187,6 +196,7 @@ mod tests {
             ("23:30", "2026-11-19T22:30:00Z"),
             ("friday 17:30 America/New_York", "2026-11-20T22:30:00Z"),
             ("thursday 9:00", "2026-11-26T08:00:00Z"),
+            ("thursday 23:30", "2026-11-19T22:30:00Z"),
             ("2026-12-24 18:00 -05:00", "2026-12-24T23:00:00Z"),
         ] {
             assert_eq!(parsed(text), time, "{text}");

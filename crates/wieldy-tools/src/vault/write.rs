@@ -40,7 +40,7 @@ pub(crate) struct VaultWriteArgs {
     #[serde(default = "super::default_project")]
     #[schemars(length(min = 1, max = 100))]
     project_id: String,
-    /// The part that is written.
+    /// The part that is written: by default all of the note, in place of what it had.
     #[serde(default)]
     mode: Mode,
     /// The heading of the section, for `section`; `A#B` for B below A.

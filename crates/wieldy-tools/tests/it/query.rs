@@ -166,7 +166,7 @@ async fn mistakes_are_reported() {
     let world = project();
     insta::assert_snapshot!(world.refusal("QueryVFS", json!({"changed_since": "yesterday"})).await, @"E3303: `yesterday` is neither a time such as `2026-11-16T08:00:00Z` nor an age such as `2h`");
     insta::assert_snapshot!(world.refusal("QueryVFS", json!({"kind": "vault"})).await, @r#"
-    E3002: `/kind`: the value is not one of "any", "file" or 2 other candidates
+    E3002: `/kind`: the value is not one of `any`, `file`, `folder`, `artifact`
     (correct the arguments to fit the tool's input schema and call again)
     "#);
     insta::assert_snapshot!(world.refusal("QueryVFS", json!({"glob": "a[b"})).await, @"
