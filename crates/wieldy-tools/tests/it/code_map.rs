@@ -42,23 +42,23 @@ async fn a_map_shows_the_most_used_definitions_of_each_file() {
       "ranking": [
         {
           "path": "crates/walk-er/src/rules.rs",
-          "rank": 0.440384
+          "rank": 0.434962
         },
         {
           "path": "crates/walk-er/src/frame.rs",
-          "rank": 0.261539
+          "rank": 0.264415
         },
         {
           "path": "crates/walk-er/src/lib.rs",
-          "rank": 0.157405
+          "rank": 0.161186
         },
         {
           "path": "crates/app/src/main.rs",
-          "rank": 0.127884
+          "rank": 0.126761
         },
         {
           "path": "tests/test_all.rs",
-          "rank": 0.012788
+          "rank": 0.012676
         }
       ],
       "focus_unknown": [],
