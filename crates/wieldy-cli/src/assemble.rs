@@ -130,7 +130,9 @@ pub(crate) fn executor_of_built_ins(config: &Config, environment: &Environment) 
 
 fn builder(config: &Config, environment: &Environment, has_tokens: bool) -> Result<ExecutorBuilder, Failure> {
     let hint = "`--workspace DIR` or the key `workspace` names another folder";
-    let vaults = VaultOptions { projects: config.vault.projects.clone(), state: None, has_tokens };
+    let settings = config.file.iter().chain(&config.manifests).chain(&config.mcp.files).chain(&config.secret_files);
+    let hidden = settings.map(|path| whole(path)).collect();
+    let vaults = VaultOptions { projects: config.vault.projects.clone(), state: None, has_tokens, hidden };
     let options = BuiltinOptions {
         environment: tool_environment(config, environment),
         state: (!config.state.as_os_str().is_empty()).then(|| whole(&config.state)),

@@ -351,7 +351,9 @@ fn page_text(page: &EntryPage, order: Order) -> String {
     let title = page.title.as_deref().map(|title| format!(" \"{}\"", in_one_line(title))).unwrap_or_default();
     let mut text = format!("`{}`{title}, {}, {} entries", page.thread_id, status_word(page.status), page.total);
     for entry in &page.entries {
-        let _ = write!(text, "\n\n{}\n{}", heading(entry), entry.content.trim_end());
+        // Each line is marked, so that no content can look like another entry.
+        let _ = write!(text, "\n\n{}", heading(entry));
+        entry.content.trim_end().lines().for_each(|line| text.push_str(&format!("\n> {line}")));
     }
     if page.cut {
         text.push_str("\n[the entry goes on: raise `max_tokens`]");

@@ -10,11 +10,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use blake3::Hash;
 use cap_std::fs::Metadata;
 use wieldy_core::name::{did_you_mean, near_misses};
+use wieldy_core::secrets::{HIDDEN, PROTECTED};
 use wieldy_core::{FileRules, Run};
 
 use super::graph::Graph;
 use super::markdown::NoteFacts;
 use super::names::{is_note, last, stem, workspace_path};
+use super::projects::VaultOptions;
 use crate::files::{
     FileError, FileLocation, GivenPath, Guard, LastLink, MissingFolders, Workspace, WorkspaceError, read_whole,
 };
@@ -30,6 +32,8 @@ pub(crate) struct Vault {
     pub(crate) root: Arc<Workspace>,
     /// The folder of the executor's own workspace, where relative rules start.
     rules_start: PathBuf,
+    /// Absolute paths that are hidden besides those of the rules.
+    hidden: Vec<PathBuf>,
     index: Index<NoteFacts>,
     graph: Mutex<Option<Arc<Graph>>>,
     /// The folder for unfinished moves.
@@ -46,17 +50,19 @@ pub(crate) struct ReadFile {
 }
 
 impl Vault {
-    pub(crate) fn open(main: &Arc<Workspace>, folder: &Path, state: Option<&Path>) -> Result<Self, WorkspaceError> {
+    pub(crate) fn open(main: &Arc<Workspace>, folder: &Path, options: &VaultOptions) -> Result<Self, WorkspaceError> {
+        let state = options.state.as_deref();
         let root = Arc::new(Workspace::open(folder)?);
         let inside = root.path().strip_prefix(main.path()).ok().and_then(Path::to_str).map(str::to_owned);
         let (workspace, folder) = match inside {
             Some(folder) => (main.clone(), folder),
             None => (root.clone(), String::new()),
         };
-        let options = IndexOptions { ignored: true, ..IndexOptions::new("vault") };
-        let index = Index::new(root.clone(), state.map(Path::to_owned), options);
+        let index_options = IndexOptions { ignored: true, ..IndexOptions::new("vault") };
+        let index = Index::new(root.clone(), state.map(Path::to_owned), index_options);
         let (rules_start, state) = (main.path().to_owned(), state.map(Path::to_owned));
-        Ok(Self { workspace, folder, root, rules_start, index, graph: Mutex::default(), state })
+        let hidden = options.hidden.clone();
+        Ok(Self { workspace, folder, root, rules_start, hidden, index, graph: Mutex::default(), state })
     }
 
     /// Returns the rules of a run for the vault's own root: those that start at the workspace hold for the same files.
@@ -70,6 +76,10 @@ impl Vault {
                 paths.iter().filter(|path| path.is_relative()).map(|path| self.rules_start.join(path)).collect();
             paths.extend(whole);
         }
+        rules.hidden.extend(self.hidden.iter().cloned());
+        // The workspace of this executor may lie in the vault.
+        rules.hidden.extend(HIDDEN.iter().map(|name| self.rules_start.join(name)));
+        rules.protected.extend(PROTECTED.iter().map(|name| self.rules_start.join(name.path)));
         Cow::Owned(rules)
     }
 

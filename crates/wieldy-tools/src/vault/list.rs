@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use wieldy_core::{Confinement, Outcome, Run, RunError, Tool, ToolSpec};
+use wieldy_core::{Confinement, Outcome, Run, RunError, Tool, ToolSpec, shown_in_line};
 
 use super::folder::Vault;
 use super::graph::Graph;
@@ -200,7 +200,7 @@ fn line(note: &Value) -> String {
     let (path, title) = (note["path"].as_str().unwrap_or_default(), note["title"].as_str().unwrap_or_default());
     let title = match super::names::stem(super::names::last(path)) == title {
         true => String::new(),
-        false => format!("  {title}"),
+        false => format!("  {}", shown_in_line(title)),
     };
-    format!("{path}{title}{tags}")
+    format!("{}{title}{}", shown_in_line(path), shown_in_line(&tags))
 }

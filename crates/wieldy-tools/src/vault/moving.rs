@@ -79,7 +79,7 @@ impl Tool for VaultMove {
 
 /// Completes a move that another process left unfinished.
 pub(crate) fn finish_moves(vault: &Vault, run: &Run) -> Result<(), FileError> {
-    if !may_be_unfinished(vault) {
+    if !may_be_unfinished(vault) || !run.caller().permissions.holds("files.write") {
         return Ok(());
     }
     plan::finish(vault, run, &MoveLock::take(vault, run)?)
@@ -90,7 +90,7 @@ fn move_it(vault: &Vault, args: &VaultMoveArgs, run: &Run) -> Result<Outcome, Ru
     plan::finish(vault, run, &lock)?;
     let mut again = true;
     loop {
-        if let Some(outcome) = already_moved(vault, args)? {
+        if let Some(outcome) = already_moved(vault, args, run)? {
             return Ok(outcome);
         }
         let planned = vault.look(run, |_, graph, _| planned(vault, graph, args, run))?;
@@ -117,8 +117,12 @@ fn move_it(vault: &Vault, args: &VaultMoveArgs, run: &Run) -> Result<Outcome, Ru
 }
 
 /// Returns the answer for a move that was made before, so that a call can be repeated.
-fn already_moved(vault: &Vault, args: &VaultMoveArgs) -> Result<Option<Outcome>, FileError> {
-    let is_there = |path: &str| vault.root.root().symlink_metadata(path).is_ok();
+fn already_moved(vault: &Vault, args: &VaultMoveArgs, run: &Run) -> Result<Option<Outcome>, FileError> {
+    let rules = vault.rules(run);
+    let guard = vault.workspace.guard(&rules);
+    // A hidden file must look like a missing one.
+    let is_there =
+        |path: &str| vault.check_place(&guard, path).is_ok() && vault.root.root().symlink_metadata(path).is_ok();
     let (from, mut to) = (vault.plain(&args.path)?, vault.plain(&args.new_path)?);
     if args.new_path.ends_with('/') {
         to = super::names::workspace_path(&to, last(&from));
@@ -267,6 +271,8 @@ fn ends(
     if is_folder && is_within(&to, &from) {
         return Err(FileError::refused(format!("`{to}` is inside `{from}`"), "give a path outside the folder"));
     }
+    // A place that leads outside or is hidden or protected is refused before anything is told of it.
+    vault.check_place(guard, &to)?;
     if kind(&to).is_some() {
         return Err(taken(&to));
     }
@@ -280,8 +286,6 @@ fn ends(
     if let Some(twin) = graph.names.twin(&to).filter(|twin| *twin != from) {
         return Err(taken(twin));
     }
-    // A new place that leads outside or is protected is refused before anything is planned.
-    vault.check_place(guard, &to)?;
     Ok((from, to, is_folder))
 }
 

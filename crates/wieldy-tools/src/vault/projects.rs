@@ -39,6 +39,8 @@ pub struct VaultOptions {
     pub state: Option<PathBuf>,
     /// True if callers come with tokens: a project without owners is then for the local caller alone.
     pub has_tokens: bool,
+    /// Absolute paths of secrets and settings of the operator, which a vault outside the workspace hides.
+    pub hidden: Vec<PathBuf>,
 }
 
 /// All vaults of an executor, shared by the vault tools.
@@ -134,7 +136,7 @@ impl Vaults {
             let made = std::fs::create_dir_all(&folder);
             made.map_err(|error| unusable(project, &format!("its folder cannot be made: {}", error.kind())))?;
         }
-        let vault = Vault::open(&self.workspace, &folder, self.options.state.as_deref());
+        let vault = Vault::open(&self.workspace, &folder, &self.options);
         let vault = Arc::new(vault.map_err(|error| {
             let source = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
             unusable(project, &format!("its folder cannot be opened: {source}"))

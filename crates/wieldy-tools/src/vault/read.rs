@@ -117,6 +117,7 @@ fn read(vault: &Vault, args: &VaultReadArgs, run: &Run) -> Result<Outcome, FileE
         "content": content,
         "metadata": metadata(&facts, &file, &title),
         "links": links.shown,
+        "links_total": facts.links.len(),
         "backlinks": backlinks.clone().unwrap_or_default(),
         "index": index,
     });
@@ -255,6 +256,11 @@ pub(crate) fn no_heading(facts: &NoteFacts, wanted: &str, path: &str) -> FileErr
     )
 }
 
+/// Maximum number of links, and of backlinks, in an answer.
+const LINKS_MAX: usize = 1000;
+/// Maximum size of the names and paths of these.
+const LINKS_BYTES_MAX: usize = 256 * 1024;
+
 /// The links of the text as it is now, which may be newer than the index.
 struct Links {
     text: String,
@@ -270,7 +276,7 @@ impl Links {
             _ => decode(content, None).map(|decoded| decoded.text.into_owned()).unwrap_or_default(),
         };
         let facts = NoteFacts::of(&text);
-        let shown = facts.links.iter().map(|link| {
+        let shown = facts.links.iter().take(LINKS_MAX).map(|link| {
             let target = graph.names.resolve(path, &link.path, link.kind.is_markdown());
             let place = link.place.as_ref().map(|place| format!("#{place}")).unwrap_or_default();
             let mut shown =
@@ -286,7 +292,8 @@ impl Links {
             }
             shown
         });
-        Self { shown: shown.collect(), text, facts }
+        let shown = within(shown);
+        Self { shown, text, facts }
     }
 }
 
@@ -297,7 +304,22 @@ fn backlinks(graph: &Graph, file: usize) -> Vec<Value> {
             json!({"path": graph.names.path(*note), "title": graph.title(*note), "line": facts.links.get(*index)?.line}),
         )
     };
-    graph.links_in[file].iter().filter_map(shown).collect()
+    within(graph.links_in[file].iter().take(LINKS_MAX).filter_map(shown))
+}
+
+/// Returns the first values, as far as their paths and names fit into an answer.
+fn within(values: impl Iterator<Item = Value>) -> Vec<Value> {
+    let mut bytes_left = LINKS_BYTES_MAX;
+    let size = |value: &Value| {
+        let texts = value.as_object().into_iter().flat_map(|map| map.values()).filter_map(Value::as_str);
+        32 + texts.map(str::len).sum::<usize>()
+    };
+    let fits = |value: &Value| {
+        let left = bytes_left.checked_sub(size(value));
+        bytes_left = left.unwrap_or(0);
+        left.is_some()
+    };
+    values.take_while(fits).collect()
 }
 
 fn metadata(facts: &NoteFacts, file: &ReadFile, title: &str) -> Value {

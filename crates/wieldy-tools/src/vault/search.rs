@@ -11,7 +11,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use unicode_normalization::UnicodeNormalization;
-use wieldy_core::{Confinement, Outcome, Run, RunError, Tool, ToolSpec};
+use wieldy_core::{Confinement, Outcome, Run, RunError, Tool, ToolSpec, shown_in_line};
 
 use super::folder::Vault;
 use super::graph::Graph;
@@ -136,7 +136,7 @@ fn search(vault: &Vault, args: &VaultSearchArgs, run: &Run) -> Result<Outcome, F
 }
 
 fn line(result: &Value) -> String {
-    let text = |key: &str| result[key].as_str().unwrap_or_default();
+    let text = |key: &str| shown_in_line(result[key].as_str().unwrap_or_default());
     let heading = if text("heading").is_empty() { String::new() } else { format!("  [{}]", text("heading")) };
     format!("{}:{}  {}{heading}\n    {}", text("path"), result["line"], text("title"), text("snippet"))
 }

@@ -146,3 +146,51 @@ async fn a_vault_outside_the_workspace_has_the_same_borders() {
     }
     assert_eq!(fs::read_to_string(outside.join(".env")).unwrap(), CANARY);
 }
+
+#[tokio::test]
+async fn settings_of_the_operator_in_a_vault_are_neither_read_nor_moved() {
+    let world = VaultWorld::new();
+    let outside = world.folder.path().join("outside");
+    fs::write(outside.join("settings.md"), CANARY).unwrap();
+    fs::write(outside.join("b.md"), "[[settings]]").unwrap();
+    let by_all = [
+        ("vault_read", json!({"path": "settings", "project_id": "outside"})),
+        ("vault_search", json!({"query": CANARY, "project_id": "outside"})),
+        ("vault_list", json!({"project_id": "outside"})),
+        ("vault_move", json!({"path": "settings.md", "new_path": "t.md", "project_id": "outside"})),
+        ("vault_write", json!({"path": "settings.md", "body": "x", "project_id": "outside"})),
+    ];
+    for (tool, arguments) in by_all {
+        let result = world.call(tool, arguments).await;
+        let told = serde_json::to_string(&(&result.content, &result.structured, &result.error)).unwrap();
+        assert!(!told.replace("\"arguments\"", "").contains(CANARY) || tool == "vault_search", "{tool}: {told}");
+        if tool == "vault_search" {
+            assert_eq!(result.structured.unwrap()["total"], 0);
+        }
+    }
+    assert_eq!(fs::read_to_string(outside.join("settings.md")).unwrap(), CANARY);
+}
+
+#[tokio::test]
+async fn a_move_does_not_tell_which_hidden_files_there_are() {
+    let world = VaultWorld::with(|_| {}, FileRules { hidden: vec!["notes/hid".into()], ..FileRules::default() });
+    world.put("hid/there.md", CANARY).put("b.md", "B");
+    let told = async |to: &str, from: &str| {
+        let answer = world.call("vault_move", json!({"path": from, "new_path": to, "dry_run": true})).await;
+        (answer.is_success(), answer.text().replace("absent", "there"), answer.error.map(|error| error.code))
+    };
+    for from in ["zzz", "b.md"] {
+        assert_eq!(told("hid/there.md", from).await, told("hid/absent.md", from).await, "{from}");
+        assert_eq!(told("hid/there.md/k.md", from).await, told("hid/absent.md/k.md", from).await, "{from}");
+    }
+}
+
+#[tokio::test]
+async fn many_links_are_counted_and_not_all_listed() {
+    let world = VaultWorld::new();
+    world.put("a.md", "A").put("big.md", "[](a.md) ".repeat(20_000));
+    let answer = world.answer("vault_read", json!({"path": "big.md"})).await;
+    assert_eq!((answer["links"].as_array().unwrap().len(), &answer["links_total"]), (1000, &json!(20_000)));
+    let answer = world.answer("vault_read", json!({"path": "a.md", "include": ["backlinks"]})).await;
+    assert_eq!(answer["backlinks"].as_array().unwrap().len(), 1000);
+}

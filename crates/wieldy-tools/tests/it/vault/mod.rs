@@ -110,6 +110,7 @@ pub(crate) fn options(folder: &Path) -> VaultOptions {
         ]),
         state: Some(folder.join("state")),
         has_tokens: false,
+        hidden: vec![folder.join("outside/settings.md")],
     }
 }
 
