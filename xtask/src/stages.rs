@@ -153,11 +153,11 @@ const FULL_COUNTS: (&str, &str) = ("WIELDY_TEST_COUNTS", "full");
 
 /// The tests that run long: series of kills, a large history, ten thousand calls, every attack once more as an
 /// ordinary user.
-const LONG_TESTS: &str = "test(/(^|::)(kill|large)::/) | test(ten_thousand_calls_leave_nothing) | test(/^as_user::/)";
+const LONG_TESTS: &str = "test(/(^|::)(kill|notes_kill|thread_kills|large)::/) | test(ten_thousand_calls_leave_nothing) | test(/^as_user::/)";
 /// All other tests, without those of the stage `foreign`.
-const NOT_LONG_TESTS: &str = "not (binary(foreign) | test(/(^|::)(kill|large)::/) | test(ten_thousand_calls_leave_nothing) | test(/^as_user::/))";
+const NOT_LONG_TESTS: &str = "not (binary(foreign) | test(/(^|::)(kill|notes_kill|thread_kills|large)::/) | test(ten_thousand_calls_leave_nothing) | test(/^as_user::/))";
 /// The same tests for `cargo test`, which knows only parts of names.
-const LONG_TEST_NAMES: [&str; 4] = ["kill::", "large::", "ten_thousand_calls_leave_nothing", "as_user::"];
+const LONG_TEST_NAMES: [&str; 5] = ["kill::", "kills::", "large::", "ten_thousand_calls_leave_nothing", "as_user::"];
 
 fn cargo_stage(
     name: &'static str,
