@@ -373,6 +373,7 @@ fn every_failpoint_of_the_source_has_a_victim() {
     }
     let mut named = BTreeSet::new();
     find(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut named);
-    let listed = FAILPOINTS.iter().map(|(name, ..)| (*name).to_owned()).filter(|name| !name.starts_with("tool."));
-    assert_eq!(listed.collect::<BTreeSet<_>>(), named);
+    let of_calls = FAILPOINTS.iter().map(|(name, ..)| *name).filter(|name| !name.starts_with("tool."));
+    let of_threads = crate::thread_kills::FAILPOINTS.iter().map(|(name, ..)| *name);
+    assert_eq!(of_calls.chain(of_threads).map(str::to_owned).collect::<BTreeSet<_>>(), named);
 }

@@ -180,7 +180,7 @@ fn killed_at_random_moments_on_postgres_no_acknowledged_entry_is_lost_or_doubled
 }
 
 /// Failpoints at which victims die, how often they reach them before, and the size of their entries.
-const FAILPOINTS: &[(&str, &[u32], usize)] = &[
+pub(crate) const FAILPOINTS: &[(&str, &[u32], usize)] = &[
     ("migrate.changed", &[1], 0),
     ("key.drafted", &[1], 0),
     ("thread.begun", &[1, 2, 9], 0),
