@@ -22,6 +22,9 @@ use crate::files::{
 };
 use crate::index::{Ask, Index, IndexOptions, IndexState, View};
 
+/// Maximum number of names in a path of a vault.
+const DEPTH_MAX: usize = 64;
+
 /// A folder of notes.
 pub(crate) struct Vault {
     /// The workspace through which files are opened and written.
@@ -133,6 +136,13 @@ impl Vault {
             return Err(FileError::refused(
                 format!("`{name}` begins with a dot, and such names are no part of the vault"),
                 "give the path of a note in the vault, such as `folder/note.md`",
+            ));
+        }
+        // Notes in deeper folders would be in no index.
+        if names.len() > DEPTH_MAX {
+            return Err(FileError::refused(
+                format!("the path has {} names, and in a vault it may have at most {DEPTH_MAX}", names.len()),
+                "give a path with fewer folders",
             ));
         }
         Ok(names.join("/"))

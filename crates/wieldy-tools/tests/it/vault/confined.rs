@@ -194,3 +194,22 @@ async fn many_links_are_counted_and_not_all_listed() {
     let answer = world.answer("vault_read", json!({"path": "a.md", "include": ["backlinks"]})).await;
     assert_eq!(answer["backlinks"].as_array().unwrap().len(), 1000);
 }
+
+#[tokio::test]
+async fn no_tool_makes_a_folder_so_deep_that_its_notes_are_in_no_index() {
+    let world = VaultWorld::new();
+    world.put("a.md", "A");
+    for (tool, argument) in [("vault_write", "path"), ("vault_move", "new_path")] {
+        let mut arguments = json!({"path": "a.md", "body": "x"});
+        if tool == "vault_move" {
+            arguments = json!({"path": "a.md"});
+        }
+        arguments[argument] = json!("d/".repeat(64) + "x.md");
+        let message = world.refusal(tool, arguments).await;
+        assert!(
+            message.starts_with("E3303: the path has 65 names, and in a vault it may have at most 64"),
+            "{message}"
+        );
+    }
+    assert!(!world.path("d").exists());
+}
