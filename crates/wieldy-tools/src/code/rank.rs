@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::language::Language;
 use super::places::{is_foreign, is_test};
-use super::tree::{Definition, FileTree, Kind, Visibility};
+use super::tree::{Definition, FileTree, Kind, Occurrence, Use, Visibility};
 
 /// The share of importance that is passed on by use; the rest comes from the personalization.
 const DAMPING: f64 = 0.85;
@@ -53,6 +53,35 @@ struct Edge {
     to: u32,
     name: u32,
     weight: f32,
+}
+
+/// The uses of a name in a file.
+#[derive(Clone, Copy, Default)]
+struct Uses {
+    /// Uses by the name alone, and imports.
+    free: u32,
+    /// Uses as a member of something else.
+    member: u32,
+}
+
+impl Uses {
+    fn count(&mut self, one: &Occurrence) {
+        match one.member && one.kind != Use::Import {
+            true => self.member += 1,
+            false => self.free += 1,
+        }
+    }
+
+    /// Returns the uses that can mean a definition. A member is never used by its name alone. In languages where a
+    /// function is seldom reached through its module, a member's name hardly means the function.
+    fn of(self, definition: &Definition, language: Language) -> f64 {
+        let (free, member) = (f64::from(self.free), f64::from(self.member));
+        let has_paths = matches!(language, Language::Rust | Language::Go | Language::Cpp | Language::C);
+        match definition.container.is_some() {
+            true => member,
+            false => free + member * if has_paths { 1.0 } else { LITTLE },
+        }
+    }
 }
 
 /// The importance of files and of their definitions.
@@ -110,22 +139,22 @@ impl Graph {
         }
         let (mut starts, mut edges) = (vec![0], Vec::new());
         for (number, node) in nodes.iter().enumerate() {
-            let mut counts = vec![0_u32; node.tree.names.len()];
-            node.tree.occurrences.iter().for_each(|one| counts[one.name as usize] += 1);
-            for (name, count) in node.tree.names.iter().zip(counts) {
+            let mut counts = vec![Uses::default(); node.tree.names.len()];
+            node.tree.occurrences.iter().for_each(|one| counts[one.name as usize].count(one));
+            for (name, uses) in node.tree.names.iter().zip(counts) {
                 let Some(known) = numbers.get(&**name) else { continue };
                 // A name of another language is another name.
                 let own = family(node.tree.language);
                 let same = |(file, _): &&(u32, u32)| family(nodes[*file as usize].tree.language) == own;
                 let all = &definers[*known as usize];
                 let count_of_definers = all.iter().filter(same).count();
-                let weight = f64::from(count).sqrt() * weight_of(name, count_of_definers, node.is_test)
-                    / count_of_definers.max(1) as f64;
+                let weight = weight_of(name, count_of_definers, node.is_test) / count_of_definers.max(1) as f64;
                 let files = all.iter().filter(same).filter(|(file, _)| *file != number as u32);
                 edges.extend(files.map(|(file, first)| {
                     let node = &nodes[*file as usize];
+                    let definition = &node.tree.definitions[*first as usize];
                     let little = if node.is_foreign { LITTLE } else { 1.0 };
-                    let reach = reach_of(&node.tree.definitions[*first as usize], count_of_definers);
+                    let reach = reach_of(definition, count_of_definers) * uses.of(definition, own).sqrt();
                     Edge { to: *file, name: *known, weight: (weight * little * reach) as f32 }
                 }));
             }
